@@ -1,0 +1,330 @@
+/* The conversion, from the top. Its parts: checkpoint.c reads the source, family.c says what a family's tensors become, plan.c lays
+ * out every file before a weight is read, unit.c converts one tensor or expert with quantise.c, write.c makes one file of them with
+ * jobs.c, output.c lets files appear whole, journal.c remembers finished ones. */
+#include "cmd/convert/convert.h"
+
+#include "cmd/convert/journal.h"
+#include "cmd/convert/write.h"
+#include "proto/cleanup.h"
+#include "proto/container.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <xxhash.h>
+
+#define PRODUCER "calypte " CALYPTE_VERSION
+#define SPARE_BYTES (4u << 20) /* manifest, journal and the file system's own needs */
+
+const char *const convert_copied[] = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",
+                                      NULL};
+
+struct destination {
+    const char *path;
+    int fd;       /* of the folder, locked */
+    bool created; /* by this run */
+};
+
+static void destination_close(struct destination *destination)
+{
+    close_fdp(&destination->fd);
+}
+
+/* The source is never written to, so the destination must not lie in it. */
+static int check_outside(const char *source, const char *destination, struct error *ret_error)
+{
+    _cleanup_free_ char *from = realpath(source, NULL), *to = realpath(destination, NULL);
+    size_t length = from ? strlen(from) : 0;
+    if (from && to && !strncmp(from, to, length) && (to[length] == '/' || to[length] == '\0'))
+        return error_set(ret_error, EINVAL, "%s: lies in the checkpoint's folder, which is never written to: choose another folder",
+                         destination);
+    return 0;
+}
+
+static int destination_open(const char *source, const char *path, struct destination *ret_destination, struct error *ret_error)
+{
+    struct destination destination = {.path = path, .fd = -1};
+    if (mkdir(path, 0755) == 0)
+        destination.created = true;
+    else if (errno != EEXIST)
+        return error_set(ret_error, errno, "%s: cannot create this folder: %s; choose a folder that can be written to", path,
+                         strerror(errno));
+    int status = check_outside(source, path, ret_error);
+    if (status < 0) {
+        if (destination.created)
+            rmdir(path);
+        return status;
+    }
+    destination.fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (destination.fd < 0)
+        return error_set(ret_error, errno, "%s: %s%s", path, strerror(errno),
+                         errno == ENOTDIR ? "; name a new or an empty folder" : "");
+    /* Some network file systems refuse locks; there a second conversion is the user's own doing. */
+    if (flock(destination.fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
+        close(destination.fd);
+        return error_set(ret_error, EWOULDBLOCK, "%s: another conversion is writing there: wait for it or choose another folder", path);
+    }
+    *ret_destination = destination;
+    return 0;
+}
+
+static bool exists(const struct destination *destination, const char *name)
+{
+    struct stat facts;
+    return fstatat(destination->fd, name, &facts, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+/* A folder with something else in it is left alone. */
+static int check_empty(const struct destination *destination, struct error *ret_error)
+{
+    int fd = openat(destination->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *folder = fd < 0 ? NULL : fdopendir(fd);
+    if (!folder)
+        return error_set(ret_error, errno, "%s: %s", destination->path, strerror(errno));
+    const struct dirent *entry;
+    char found[NAME_MAX + 1] = "";
+    while ((entry = readdir(folder)) && !found[0]) {
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            snprintf(found, sizeof found, "%s", entry->d_name);
+    }
+    closedir(folder);
+    if (found[0])
+        return error_set(ret_error, ENOTEMPTY, "%s: holds %s, but neither a container nor an unfinished one: name a new or an empty folder",
+                         destination->path, found);
+    return 0;
+}
+
+/* A hash of everything that the bytes of the container come from; `times`: see checkpoint_fingerprint. */
+static int fingerprint(const struct plan *plan, bool times, uint64_t *ret_hash, struct error *ret_error)
+{
+    uint64_t checkpoint;
+    int status = checkpoint_fingerprint(plan->checkpoint, times, &checkpoint, ret_error);
+    if (status < 0)
+        return status;
+    char text[256];
+    snprintf(text, sizeof text, "%s format %d numerics %d checkpoint %016llx experts %s dense %s qk_norm_eps %.17g", PRODUCER,
+             CONTAINER_FORMAT, CONTAINER_NUMERICS, (unsigned long long)checkpoint, weight_format_name(plan->options.experts),
+             weight_format_name(plan->options.dense), (double)plan->config.qk_norm_eps);
+    *ret_hash = XXH3_64bits(text, strlen(text));
+    return 0;
+}
+
+/* A finished container stands at the destination: is it this conversion's, and whole as far as can be seen at once? */
+static int check_finished(const struct plan *plan, const struct destination *destination, struct error *ret_error)
+{
+    struct container *container;
+    int status = container_open(destination->path, &container, ret_error);
+    if (status < 0)
+        return status;
+    container_close(container);
+    _cleanup_free_ char *path = NULL;
+    if (asprintf(&path, "%s/%s", destination->path, CONTAINER_MANIFEST) < 0) {
+        path = NULL;
+        return error_set(ret_error, ENOMEM, "%s: no memory", destination->path);
+    }
+    json_auto_t *manifest = NULL;
+    uint64_t wanted, stated;
+    status = container_read_json(path, CONTAINER_MANIFEST_MAX, &manifest, ret_error);
+    if (status == 0)
+        status = fingerprint(plan, false, &wanted, ret_error);
+    if (status < 0)
+        return status;
+    if (checksum_parse(json_object_get(manifest, "fingerprint"), &stated) < 0 || stated != wanted) {
+        const char *source = json_string_value(json_object_get(manifest, "source"));
+        return error_set(ret_error, EEXIST, "%s: holds another container already (from %s, experts %s, dense %s): choose another folder",
+                         destination->path, source ? source : "?", json_string_value(json_object_get(manifest, "expert_format")),
+                         json_string_value(json_object_get(manifest, "dense_format")));
+    }
+    return 0;
+}
+
+/* Temporary names of an earlier run, and the journal when `all`. */
+static void remove_leftovers(const struct plan *plan, const struct destination *destination, bool all)
+{
+    for (size_t i = 0; i < plan->file_count; i++)
+        output_remove_leftover(destination->fd, plan->files[i].name);
+    for (size_t i = 0; convert_copied[i]; i++)
+        output_remove_leftover(destination->fd, convert_copied[i]);
+    output_remove_leftover(destination->fd, CONTAINER_MANIFEST);
+    if (all)
+        unlinkat(destination->fd, JOURNAL_NAME, 0);
+}
+
+static int check_space(const struct destination *destination, uint64_t needed, struct error *ret_error)
+{
+    struct statvfs facts;
+    if (fstatvfs(destination->fd, &facts) < 0)
+        return error_set(ret_error, errno, "%s: %s", destination->path, strerror(errno));
+    if (facts.f_flag & ST_RDONLY)
+        return error_set(ret_error, EROFS, "%s: %s; choose a folder that can be written to", destination->path, strerror(EROFS));
+    uint64_t available = (uint64_t)facts.f_bavail * facts.f_frsize;
+    if (needed > available)
+        return error_set(ret_error, ENOSPC, "%s: needs %.1f MB more, its file system has %.1f MB free: free %.1f MB or choose another folder",
+                         destination->path, (double)needed / 1e6, (double)available / 1e6, (double)(needed - available) / 1e6);
+    return 0;
+}
+
+/* Which files of the plan an earlier run finished; kept[i] is then their entry. */
+static int keep_finished(const struct write_context *context, const struct journal *journal, json_t **kept, struct error *ret_error)
+{
+    for (size_t i = 0; i < context->plan->file_count; i++) {
+        const struct plan_file *file = &context->plan->files[i];
+        json_t *entry = json_object_get(journal->entries, file->name);
+        if (!entry)
+            continue;
+        bool good;
+        int status = verify_file(context, file, entry, &good, ret_error);
+        if (status < 0)
+            return status;
+        char line[160];
+        snprintf(line, sizeof line, good ? "%s: finished by an earlier run, kept" : "%s: changed since an earlier run, made again",
+                 file->name);
+        context->watch->note(context->watch, line);
+        if (good)
+            kept[i] = json_incref(entry);
+    }
+    return 0;
+}
+
+static int write_files(const struct write_context *context, struct journal *journal, json_t **entries, struct error *ret_error)
+{
+    for (size_t i = 0; i < context->plan->file_count; i++) {
+        const struct plan_file *file = &context->plan->files[i];
+        if (entries[i])
+            continue;
+        int status = write_file(context, file, &entries[i], ret_error);
+        if (status == 0)
+            status = journal_add(journal, file->name, entries[i], ret_error);
+        if (status < 0)
+            return status;
+    }
+    for (size_t i = 0; convert_copied[i]; i++) {
+        int status = output_copy(context->folder_fd, context->folder, convert_copied[i], context->plan->checkpoint->path, ret_error);
+        if (status < 0 && status != -ENOENT)
+            return status;
+    }
+    return 0;
+}
+
+static void add_checksum(json_t *object, const char *name, uint64_t checksum)
+{
+    char digits[CHECKSUM_DIGITS + 1];
+    checksum_format(checksum, digits);
+    json_object_set_new(object, name, json_string(digits));
+}
+
+static int write_manifest(const struct write_context *context, json_t *const *entries, struct error *ret_error)
+{
+    const struct plan *plan = context->plan;
+    const struct checkpoint *checkpoint = plan->checkpoint;
+    _cleanup_free_ char *full = realpath(checkpoint->path, NULL);
+    const char *slash = full ? strrchr(full, '/') : NULL;
+    json_auto_t *files = json_object();
+    for (size_t i = 0; i < plan->file_count; i++)
+        json_object_set(files, plan->files[i].name, entries[i]);
+    json_auto_t *manifest = json_pack(
+        "{s:i, s:i, s:s, s:s, s:O, s:O?, s:f, s:s, s:s, s:i, s:i, s:I, s:O}", "format", CONTAINER_FORMAT, "numerics",
+        CONTAINER_NUMERICS, "producer", PRODUCER, "source", slash ? slash + 1 : "checkpoint", "config", checkpoint->config, "generation",
+        checkpoint->generation, "qk_norm_eps", plan->options.qk_norm_eps == 0 ? 1e-6 : plan->options.qk_norm_eps, "dense_format",
+        weight_format_name(plan->options.dense), "expert_format", weight_format_name(plan->options.experts), "slices",
+        (int)EXPERT_SLICES, "stripes", 1, "slice_bytes", (json_int_t)plan->slice_bytes, "files", files);
+    uint64_t hash;
+    int status = fingerprint(plan, false, &hash, ret_error);
+    if (status < 0)
+        return status;
+    if (!manifest)
+        return error_set(ret_error, ENOMEM, "%s/%s: no memory", context->folder, CONTAINER_MANIFEST);
+    add_checksum(manifest, "fingerprint", hash);
+    status = container_checksum(manifest, &hash, ret_error);
+    if (status < 0)
+        return status;
+    add_checksum(manifest, "checksum", hash);
+    _cleanup_free_ char *text = json_dumps(manifest, JSON_INDENT(1) | JSON_SORT_KEYS);
+    if (!text)
+        return error_set(ret_error, ENOMEM, "%s/%s: no memory", context->folder, CONTAINER_MANIFEST);
+    return output_put(context->folder_fd, context->folder, CONTAINER_MANIFEST, text, strlen(text), ret_error);
+}
+
+/* With the journal open: keeps what is there, writes the rest, the manifest last. */
+static int convert_into(const struct write_context *context, struct journal *journal, const struct destination *destination,
+                        json_t **entries, struct error *ret_error)
+{
+    const struct plan *plan = context->plan;
+    int status = keep_finished(context, journal, entries, ret_error);
+    if (status < 0)
+        return status;
+    uint64_t needed = 0;
+    for (size_t i = 0; i < plan->file_count; i++)
+        needed += entries[i] ? 0 : plan->files[i].bytes;
+    atomic_store(&context->watch->bytes_total, needed);
+    status = check_space(destination, needed + SPARE_BYTES, ret_error);
+    if (status == 0)
+        status = write_files(context, journal, entries, ret_error);
+    return status == 0 ? write_manifest(context, entries, ret_error) : status;
+}
+
+static void tick(void *context)
+{
+    struct convert_watch *watch = context;
+    watch->tick(watch);
+}
+
+/* After a failure: an attempt that finished no file leaves nothing; else what is finished stays for the next one. */
+static void give_up(const struct plan *plan, const struct destination *destination)
+{
+    bool any = false;
+    for (size_t i = 0; i < plan->file_count; i++)
+        any = any || exists(destination, plan->files[i].name);
+    remove_leftovers(plan, destination, !any);
+    if (!any && destination->created)
+        rmdir(destination->path);
+}
+
+int convert_run(const struct plan *plan, const char *path, unsigned threads, struct convert_watch *watch,
+                enum convert_result *ret_result, struct error *ret_error)
+{
+    _cleanup_(destination_close) struct destination destination = {.fd = -1};
+    int status = destination_open(plan->checkpoint->path, path, &destination, ret_error);
+    if (status < 0)
+        return status;
+    if (exists(&destination, CONTAINER_MANIFEST)) {
+        status = check_finished(plan, &destination, ret_error);
+        if (status == 0)
+            remove_leftovers(plan, &destination, true);
+        *ret_result = CONVERT_WAS_DONE;
+        return status;
+    }
+    if (!exists(&destination, JOURNAL_NAME) && (status = check_empty(&destination, ret_error)) < 0)
+        return status;
+
+    struct write_context context = {.plan = plan,
+                                    .folder_fd = destination.fd,
+                                    .folder = path,
+                                    .jobs = {.threads = threads, .stop = &watch->stop, .tick = tick, .tick_context = watch},
+                                    .watch = watch};
+    _cleanup_(journal_close) struct journal journal = {.fd = -1};
+    uint64_t hash;
+    status = fingerprint(plan, true, &hash, ret_error);
+    if (status == 0)
+        status = journal_open(destination.fd, path, hash, &journal, ret_error);
+    if (status == -EEXIST)
+        return status;
+    json_t **entries = calloc(plan->file_count + 1, sizeof *entries);
+    if (status == 0 && !entries)
+        status = error_set(ret_error, ENOMEM, "%s: no memory", path);
+    if (status == 0)
+        status = convert_into(&context, &journal, &destination, entries, ret_error);
+    for (size_t i = 0; entries && i < plan->file_count; i++)
+        json_decref(entries[i]);
+    free(entries);
+    if (status == 0)
+        remove_leftovers(plan, &destination, true);
+    else
+        give_up(plan, &destination);
+    *ret_result = CONVERT_DONE;
+    return status;
+}

@@ -1,0 +1,215 @@
+#include "cmd/convert/write.h"
+
+#include "cmd/convert/unit.h"
+#include "proto/cleanup.h"
+#include "proto/container.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+
+#define READ_BYTES (1u << 20)
+#define TABLE_CHECKSUMS "experts.checksums"
+#define TABLE_EXPONENTS "experts.exponents"
+
+static void json_set_checksum(json_t *object, const char *name, uint64_t checksum)
+{
+    char digits[CHECKSUM_DIGITS + 1];
+    checksum_format(checksum, digits);
+    json_object_set_new(object, name, json_string(digits));
+}
+
+static const struct tensor *find_tensor(const struct plan_file *file, const char *name)
+{
+    for (size_t i = file->tensor_count; i-- > 0;) {
+        if (!strcmp(file->tensors[i].name, name))
+            return &file->tensors[i];
+    }
+    return NULL;
+}
+
+static int run_unit(void *context, size_t index, struct error *ret_error)
+{
+    const struct unit_target *target = context;
+    return unit_convert(target, &target->file->units[index], ret_error);
+}
+
+/* The checksum of zeros, which the padding is. */
+static uint64_t padding_checksum(const struct tensor *padding)
+{
+    static const uint8_t zeros[DISK_ALIGN];
+    return XXH3_64bits(zeros, padding->bytes);
+}
+
+/* Header, tables and padding: what no unit writes. Fills the entry's "tensors". */
+static int write_rest(const struct unit_target *target, json_t *tensors, struct error *ret_error)
+{
+    const struct plan_file *file = target->file;
+    int status = output_write(target->output, 0, file->header, file->header_bytes, ret_error);
+    if (status < 0)
+        return status;
+    if (file->experts) {
+        const struct tensor *checksums = find_tensor(file, TABLE_CHECKSUMS), *exponents = find_tensor(file, TABLE_EXPONENTS);
+        status = output_write(target->output, checksums->offset, target->slice_checksums, checksums->bytes, ret_error);
+        if (status == 0)
+            status = output_write(target->output, exponents->offset, target->exponents, exponents->bytes, ret_error);
+        json_set_checksum(tensors, TABLE_CHECKSUMS, XXH3_64bits(target->slice_checksums, checksums->bytes));
+        json_set_checksum(tensors, TABLE_EXPONENTS, XXH3_64bits(target->exponents, exponents->bytes));
+        return status;
+    }
+    for (size_t i = 0; i < file->tensor_count; i++) {
+        bool padding = !strcmp(file->tensors[i].name, "padding");
+        json_set_checksum(tensors, file->tensors[i].name, padding ? padding_checksum(&file->tensors[i]) : target->checksums[i]);
+    }
+    return 0;
+}
+
+static int fill_file(const struct write_context *context, const struct plan_file *file, struct output *output, json_t **ret_entry,
+                     struct error *ret_error)
+{
+    size_t experts = context->plan->config.experts;
+    _cleanup_free_ uint64_t *checksums = calloc(file->tensor_count + 1, sizeof *checksums);
+    _cleanup_free_ uint64_t *slices = calloc(experts * EXPERT_SLICES, sizeof *slices);
+    _cleanup_free_ int32_t *exponents = calloc(experts * EXPERT_MATRICES, sizeof *exponents);
+    json_auto_t *tensors = json_object();
+    if (!checksums || !slices || !exponents || !tensors)
+        return error_set(ret_error, ENOMEM, "%s/%s: no memory", context->folder, file->name);
+    struct unit_target target = {.plan = context->plan,
+                                 .file = file,
+                                 .output = output,
+                                 .checksums = checksums,
+                                 .slice_checksums = slices,
+                                 .exponents = exponents,
+                                 .stop = context->jobs.stop,
+                                 .bytes_done = &context->watch->bytes_done};
+    int status = jobs_run(&context->jobs, file->unit_count, run_unit, &target, ret_error);
+    if (status == 0)
+        status = write_rest(&target, tensors, ret_error);
+    if (status == 0)
+        status = output_finish(output, ret_error);
+    if (status < 0)
+        return status;
+    json_t *entry = json_pack("{s:I, s:O}", "bytes", (json_int_t)file->bytes, "tensors", tensors);
+    if (!entry)
+        return error_set(ret_error, ENOMEM, "%s/%s: no memory", context->folder, file->name);
+    json_set_checksum(entry, "header", XXH3_64bits(file->header, file->header_bytes));
+    *ret_entry = entry;
+    return 0;
+}
+
+int write_file(const struct write_context *context, const struct plan_file *file, json_t **ret_entry, struct error *ret_error)
+{
+    _cleanup_(output_discard) struct output output = {.fd = -1};
+    int status = output_create(context->folder_fd, context->folder, file->name, file->bytes, &output, ret_error);
+    return status == 0 ? fill_file(context, file, &output, ret_entry, ret_error) : status;
+}
+
+/* A finished file being read again. */
+struct verification {
+    const struct plan_file *file;
+    const json_t *tensors; /* of the entry */
+    int fd;
+    uint64_t *slices; /* [experts][8], from the file */
+    atomic_bool differs;
+};
+
+static bool read_at(int fd, uint64_t offset, void *bytes, size_t count)
+{
+    for (size_t done = 0; done < count;) {
+        ssize_t got = pread(fd, (char *)bytes + done, count - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return false;
+        done += (size_t)got;
+    }
+    return true;
+}
+
+/* Hashes a stretch of the file. */
+static int hash_at(int fd, uint64_t offset, uint64_t count, bool *ret_read, uint64_t *ret_hash, struct error *ret_error)
+{
+    _cleanup_free_ uint8_t *buffer = malloc(READ_BYTES);
+    XXH3_state_t *hash = XXH3_createState();
+    *ret_read = false;
+    if (!buffer || !hash) {
+        XXH3_freeState(hash);
+        return error_set(ret_error, ENOMEM, "no memory to verify what an earlier run finished");
+    }
+    XXH3_64bits_reset(hash);
+    uint64_t done = 0;
+    while (done < count) {
+        size_t bytes = count - done < READ_BYTES ? (size_t)(count - done) : READ_BYTES;
+        if (!read_at(fd, offset + done, buffer, bytes))
+            break;
+        XXH3_64bits_update(hash, buffer, bytes);
+        done += bytes;
+    }
+    *ret_read = done == count;
+    *ret_hash = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return 0;
+}
+
+static int verify_tensor(void *context, size_t index, struct error *ret_error)
+{
+    struct verification *verification = context;
+    const struct tensor *tensor = &verification->file->tensors[index];
+    /* An expert is checked by the table, slice by slice; the table, like every tensor of a dense file, by the entry. */
+    bool expert = verification->file->experts && tensor->dtype == DTYPE_U8 && tensor->dims == 2;
+    uint32_t parts = expert ? EXPERT_SLICES : 1;
+    for (uint32_t p = 0; p < parts && !atomic_load(&verification->differs); p++) {
+        uint64_t bytes = tensor->bytes / parts, hash = 0, expected = 0;
+        bool readable, known = true;
+        int status = hash_at(verification->fd, tensor->offset + p * bytes, bytes, &readable, &hash, ret_error);
+        if (status < 0)
+            return status;
+        if (expert)
+            expected = verification->slices[index * EXPERT_SLICES + p];
+        else if (verification->file->experts && !strcmp(tensor->name, "padding"))
+            expected = padding_checksum(tensor);
+        else
+            known = checksum_parse(json_object_get(verification->tensors, tensor->name), &expected) == 0;
+        if (!readable || !known || hash != expected)
+            atomic_store(&verification->differs, true);
+    }
+    return 0;
+}
+
+/* Length, header and entry: quick checks first. */
+static bool looks_right(const struct plan_file *file, const json_t *entry, int fd)
+{
+    struct stat facts;
+    uint64_t header;
+    if (fd < 0 || fstat(fd, &facts) < 0 || (uint64_t)facts.st_size != file->bytes ||
+        json_integer_value(json_object_get(entry, "bytes")) != (json_int_t)file->bytes ||
+        checksum_parse(json_object_get(entry, "header"), &header) < 0 ||
+        header != XXH3_64bits(file->header, file->header_bytes))
+        return false;
+    _cleanup_free_ char *stored = malloc(file->header_bytes);
+    return stored && read_at(fd, 0, stored, file->header_bytes) && !memcmp(stored, file->header, file->header_bytes);
+}
+
+int verify_file(const struct write_context *context, const struct plan_file *file, const json_t *entry, bool *ret_good,
+                struct error *ret_error)
+{
+    *ret_good = false;
+    _cleanup_close_ int fd = openat(context->folder_fd, file->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (!looks_right(file, entry, fd))
+        return 0;
+    size_t experts = context->plan->config.experts;
+    _cleanup_free_ uint64_t *slices = calloc(experts * EXPERT_SLICES, sizeof *slices);
+    if (!slices)
+        return error_set(ret_error, ENOMEM, "%s/%s: no memory to verify it", context->folder, file->name);
+    if (file->experts) {
+        const struct tensor *table = find_tensor(file, TABLE_CHECKSUMS);
+        if (!read_at(fd, table->offset, slices, table->bytes))
+            return 0;
+    }
+    struct verification verification = {
+        .file = file, .tensors = json_object_get(entry, "tensors"), .fd = fd, .slices = slices};
+    int status = jobs_run(&context->jobs, file->tensor_count, verify_tensor, &verification, ret_error);
+    *ret_good = status == 0 && !atomic_load(&verification.differs);
+    return status;
+}

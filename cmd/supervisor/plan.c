@@ -1,0 +1,170 @@
+#include "cmd/supervisor/plan.h"
+
+#include "cmd/supervisor/placement.h"
+#include "proto/model_config.h"
+#include "shm/exchange.h"
+#include "shm/kv.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define CONTEXT_DEFAULT 8192u
+#define LOGIT_BYTES (UINT64_C(64) << 20) /* logits that one STEP may ask for, so that scoring a large vocabulary stays small */
+#define RESERVE_LEAST (UINT64_C(256) << 20)
+#define RESERVE_MOST (UINT64_C(8) << 30)
+
+struct bytes_text {
+    char text[32];
+};
+
+static struct bytes_text mib(uint64_t bytes)
+{
+    struct bytes_text result;
+    if (bytes >= UINT64_C(10) << 30)
+        snprintf(result.text, sizeof result.text, "%.1f GiB", (double)bytes / (double)(1 << 30));
+    else
+        snprintf(result.text, sizeof result.text, "%.1f MiB", (double)bytes / (double)(1 << 20));
+    return result;
+}
+
+/* What the processes themselves need beside shared memory: row buffers, tokenizer, stacks, page cache. */
+static uint64_t reserve(uint64_t available)
+{
+    uint64_t share = available / 16;
+    return share < RESERVE_LEAST ? RESERVE_LEAST : share > RESERVE_MOST ? RESERVE_MOST : share;
+}
+
+static uint64_t dense_bytes(const struct container *container)
+{
+    uint64_t bytes = 1 << 20; /* header, and rounding of the segment */
+    for (size_t f = 0; f < container->dense_count; f++) {
+        const struct safetensors *file = &container->dense[f].header;
+        bytes += file->file_bytes - file->data_offset + file->count * (sizeof(struct tensor) + DISK_ALIGN);
+    }
+    return bytes + (uint64_t)container->expert_count * container->config.experts * EXPERT_MATRICES * sizeof(int32_t);
+}
+
+static int fill_context(const struct settings *settings, struct facts *facts, struct error *ret_error)
+{
+    uint64_t most = facts->config.max_positions, wanted = settings_number(settings, SETTING_CONTEXT);
+    if (wanted > most)
+        return error_set(ret_error, EINVAL, "context=%" PRIu64 " is more than the model's %" PRIu64 " positions", wanted, most);
+    facts->context = (uint32_t)(wanted ? wanted : most < CONTEXT_DEFAULT ? most : CONTEXT_DEFAULT);
+    facts->slots = (uint32_t)settings_number(settings, SETTING_SLOTS);
+    facts->queue = (uint32_t)settings_number(settings, SETTING_QUEUE);
+    facts->prefill_chunk = (uint32_t)settings_number(settings, SETTING_PREFILL_CHUNK);
+    facts->max_rows = facts->prefill_chunk > facts->slots ? facts->prefill_chunk : facts->slots;
+    uint64_t rows = LOGIT_BYTES / ((uint64_t)facts->config.vocab * sizeof(float));
+    rows = rows < facts->max_rows ? rows : facts->max_rows;
+    facts->logit_rows = (uint32_t)(rows > facts->slots ? rows : facts->slots);
+    facts->page_tokens = KV_PAGE_TOKENS;
+    facts->kv_pages = facts->slots * ((facts->context + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS);
+    return 0;
+}
+
+static int fill_facts(const struct settings *settings, const struct container *container, const struct machine *machine,
+                      struct facts *facts, struct error *ret_error)
+{
+    *facts = (struct facts){.config = container->config, .identity = container->identity,
+                            .dense_format = container->dense_format, .expert_format = container->expert_format};
+    if (strlen(container->path) >= sizeof facts->container)
+        return error_set(ret_error, ENAMETOOLONG, "%s: the path is too long, %zu bytes are allowed", container->path,
+                         sizeof facts->container - 1);
+    strcpy(facts->container, container->path);
+    facts->activations = settings_number(settings, SETTING_ACTIVATIONS) == SETTING_ACTIVATIONS_F32 ? ACTIVATIONS_F32 : ACTIVATIONS_INT8;
+    facts->kv = settings_number(settings, SETTING_KV) == SETTING_KV_F32 ? KV_F32 : KV_F16;
+    switch ((enum setting_io)settings_number(settings, SETTING_IO)) {
+    case SETTING_IO_URING: facts->io = IO_URING; break;
+    case SETTING_IO_PREAD: facts->io = IO_PREAD; break;
+    case SETTING_IO_AUTO: facts->io = IO_AUTO; break;
+    }
+    facts->isa = (uint32_t)settings_number(settings, SETTING_ISA);
+    facts->hugepages = settings_number(settings, SETTING_HUGEPAGES) != SETTING_HUGEPAGES_OFF;
+    uint64_t topk = settings_number(settings, SETTING_INDEX_TOPK);
+    facts->index_topk = topk ? (uint32_t)topk : facts->config.index_topk;
+    int status = fill_context(settings, facts, ret_error);
+    return status ? status
+                  : placement_fill(machine, (uint32_t)settings_number(settings, SETTING_WORKERS),
+                                   (uint32_t)settings_number(settings, SETTING_THREADS), facts, ret_error);
+}
+
+/* Everything but the pool. */
+static uint64_t fixed_bytes(const struct plan *plan)
+{
+    return plan->dense_bytes + plan->kv_bytes + plan->exchange_bytes + plan->table_bytes + sizeof(struct control);
+}
+
+static int refuse(const struct plan *plan, uint64_t pool_bytes, uint64_t room, int code, const char *where, const char *remedy,
+                  struct error *ret_error)
+{
+    return error_set(ret_error, code, "%s has %s free and the instance needs %s (dense weights %s, KV %s, exchange %s, tables %s, pool "
+                     "%s): %s", where, mib(room).text, mib(fixed_bytes(plan) + pool_bytes).text, mib(plan->dense_bytes).text,
+                     mib(plan->kv_bytes).text, mib(plan->exchange_bytes).text,
+                     mib(plan->table_bytes + sizeof(struct control)).text, mib(pool_bytes).text, remedy);
+}
+
+static int check_room(const struct plan *plan, uint64_t pool_bytes, const struct machine *machine, struct error *ret_error)
+{
+    uint64_t needed = fixed_bytes(plan) + pool_bytes;
+    if (needed > machine->shm_free)
+        return refuse(plan, pool_bytes, machine->shm_free, ENOSPC, "/dev/shm", "choose a smaller --pool, --context or --slots, or "
+                      "enlarge it (mount -o remount,size=SIZE /dev/shm)", ret_error);
+    if (needed > machine->memory_available)
+        return refuse(plan, pool_bytes, machine->memory_available, ENOMEM, "memory", "choose a smaller --pool, --context or --slots, "
+                      "or raise the memory limit of this control group", ret_error);
+    return 0;
+}
+
+static uint64_t pool_bytes(const struct pool_shape *shape)
+{
+    uint64_t bytes = 0, part;
+    for (uint32_t k = 0; (part = pool_object_bytes(shape, k)); k++)
+        bytes += part * shape->nodes;
+    return bytes;
+}
+
+static int fill_pool(const struct settings *settings, const struct container *container, const struct machine *machine,
+                     struct plan *plan, struct error *ret_error)
+{
+    uint64_t slot_bytes = (uint64_t)container->slice_bytes * EXPERT_SLICES;
+    uint64_t all = (uint64_t)container->expert_count * container->config.experts, top_k = container->config.top_k;
+    plan->pool = (struct pool_shape){.slots = (uint32_t)all, .nodes = plan->facts.nodes, .moe_layers = (uint32_t)container->expert_count,
+                                     .experts = container->config.experts, .slice_bytes = container->slice_bytes};
+    plan->table_bytes = pool_table_bytes(&plan->pool);
+    int status = check_room(plan, top_k * slot_bytes, machine, ret_error);
+    if (status)
+        return status;
+
+    uint64_t memory = machine->memory_available, kept = reserve(memory);
+    uint64_t free_memory = memory > kept ? memory - kept : 0;
+    uint64_t room = free_memory < machine->shm_free ? free_memory : machine->shm_free;
+    uint64_t automatic = room > fixed_bytes(plan) ? room - fixed_bytes(plan) : 0;
+    automatic = automatic > top_k * slot_bytes ? automatic : top_k * slot_bytes; /* it fits without the reserve, as just checked */
+    uint64_t slots = settings_share(settings, SETTING_POOL, memory, automatic) / slot_bytes;
+    if (slots < top_k)
+        return error_set(ret_error, EINVAL, "pool=%s holds %" PRIu64 " experts of %" PRIu64 " bytes, and a layer needs %" PRIu64
+                         " at once: give it at least %" PRIu64 " bytes (--pool %" PRIu64 ")", settings_text(settings, SETTING_POOL),
+                         slots, slot_bytes, top_k, top_k * slot_bytes, top_k * slot_bytes);
+    plan->pool.slots = (uint32_t)(slots < all ? slots : all);
+    plan->facts.pool_slots = plan->pool.slots;
+    plan->table_bytes = pool_table_bytes(&plan->pool);
+    plan->pool_bytes = pool_bytes(&plan->pool);
+    return check_room(plan, plan->pool_bytes, machine, ret_error);
+}
+
+int plan_make(const struct settings *settings, const struct container *container, const struct machine *machine,
+              struct plan *ret_plan, struct error *ret_error)
+{
+    struct kv_layout kv;
+    struct exchange_layout exchange;
+    *ret_plan = (struct plan){.dense_bytes = dense_bytes(container)};
+    int status = fill_facts(settings, container, machine, &ret_plan->facts, ret_error);
+    if (status)
+        return status;
+    kv_layout(&ret_plan->facts, &kv);
+    exchange_layout(&ret_plan->facts, &exchange);
+    ret_plan->kv_bytes = kv.segment_bytes;
+    ret_plan->exchange_bytes = exchange.segment_bytes;
+    return fill_pool(settings, container, machine, ret_plan, ret_error);
+}

@@ -1,0 +1,162 @@
+/* What the control socket answers. */
+#include "cmd/supervisor/supervise.h"
+
+#include "proto/cleanup.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <string.h>
+
+struct usage {
+    double cpu; /* seconds, user and system */
+    uint64_t rss; /* bytes */
+};
+
+/* Fields 14, 15 and 24 of /proc/PID/stat, counted behind the program's name, which may hold anything. */
+static struct usage read_usage(pid_t pid)
+{
+    char path[64], line[1024];
+    uint64_t user, system, pages;
+    struct usage usage = {0};
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    _cleanup_fclose_ FILE *stream = pid > 0 ? fopen(path, "re") : NULL;
+    const char *fields = stream && fgets(line, sizeof line, stream) ? strrchr(line, ')') : NULL;
+    if (fields && sscanf(fields, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %" SCNu64 " %" SCNu64
+                         " %*d %*d %*d %*d %*d %*d %*u %*u %" SCNu64, &user, &system, &pages) == 3) {
+        usage.cpu = (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
+        usage.rss = pages * (uint64_t)sysconf(_SC_PAGESIZE);
+    }
+    return usage;
+}
+
+static json_t *process_json(const char *name, const char *state, pid_t pid, uint32_t restarts)
+{
+    struct usage usage = read_usage(pid);
+    return json_pack("{s:s, s:s, s:i, s:n, s:[], s:f, s:I, s:i}", "name", name, "state", state, "pid", pid, "node", "cores", "cpu",
+                     usage.cpu, "rss", (json_int_t)usage.rss, "restarts", (int)restarts);
+}
+
+static json_t *processes_json(const struct supervisor *supervisor)
+{
+    json_t *processes = json_array();
+    const struct facts *facts = &supervisor->plan.facts;
+    json_array_append_new(processes, process_json("calypte-supervisor", "ready", getpid(), 0));
+    for (uint32_t i = 0; i < supervisor->child_count; i++) {
+        const struct child *child = &supervisor->children[i];
+        json_t *process = process_json(child_program(child->kind), child_state_name(child->state), child->pid, child->restarts);
+        if (child->kind == CHILD_WORKER) {
+            json_t *cores = json_array();
+            for (uint32_t c = 0; c < facts->core_count[child->index]; c++)
+                json_array_append_new(cores, json_integer(facts->cores[child->index][c]));
+            json_object_set_new(process, "index", json_integer(child->index));
+            json_object_set_new(process, "node", json_integer(facts->worker_node[child->index]));
+            json_object_set_new(process, "cores", cores);
+        }
+        json_array_append_new(processes, process);
+    }
+    return processes;
+}
+
+static uint64_t per(uint64_t amount, uint64_t count)
+{
+    return count ? amount / count : 0;
+}
+
+static double rate(uint64_t amount, uint64_t nanoseconds)
+{
+    return nanoseconds ? (double)amount * 1e9 / (double)nanoseconds : 0;
+}
+
+static json_t *pool_json(const struct supervisor *supervisor)
+{
+    const struct control *control = supervisor->control;
+    const struct pool *pool = &supervisor->pool;
+    uint64_t hits = atomic_load(&control->workers[0].hits), misses = atomic_load(&control->workers[0].misses);
+    uint32_t filled = 0, pinned = 0;
+    for (uint32_t s = 0; s < pool->slot_count; s++) {
+        uint64_t word = atomic_load(&pool->slots[s].state);
+        filled += slot_state_of(word) == SLOT_READY;
+        pinned += slot_pins_of(word) != 0;
+    }
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "slots", (json_int_t)pool->slot_count, "standing",
+                     (json_int_t)pool_slots_ready(pool), "filled", (json_int_t)filled, "pinned", (json_int_t)pinned, "bytes",
+                     (json_int_t)supervisor->plan.pool_bytes, "experts",
+                     (json_int_t)supervisor->plan.pool.moe_layers * supervisor->plan.pool.experts, "hits", (json_int_t)hits, "misses",
+                     (json_int_t)misses, "evictions", (json_int_t)atomic_load(&control->iod.evictions));
+}
+
+static json_t *disk_json(const struct control *control)
+{
+    static const char *const methods[] = {[IO_AUTO] = "none yet", [IO_URING] = "uring", [IO_PREAD] = "pread"};
+    const struct iod_line *iod = &control->iod;
+    uint32_t method = atomic_load(&iod->method);
+    uint64_t reads = atomic_load(&iod->reads);
+    return json_pack("{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I}", "method", method <= IO_PREAD ? methods[method] : "unknown", "direct",
+                     (int)(atomic_load(&iod->direct) == 1), "reads", (json_int_t)reads, "bytes",
+                     (json_int_t)atomic_load(&iod->load_bytes), "loads", (json_int_t)atomic_load(&iod->loads), "failures",
+                     (json_int_t)atomic_load(&iod->failures), "latency_us",
+                     (json_int_t)(per(atomic_load(&iod->read_ns), reads) / 1000), "dense_bytes",
+                     (json_int_t)atomic_load(&iod->dense_bytes));
+}
+
+static json_t *tokens_json(const struct front_line *front)
+{
+    uint64_t prompt = atomic_load(&front->prompt_tokens), answer = atomic_load(&front->answer_tokens);
+    return json_pack("{s:I, s:I, s:f, s:f}", "prompt", (json_int_t)prompt, "answer", (json_int_t)answer, "prompt_per_s",
+                     rate(prompt, atomic_load(&front->prompt_ns)), "answer_per_s", rate(answer, atomic_load(&front->answer_ns)));
+}
+
+static json_t *requests_json(const struct front_line *front)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "received", (json_int_t)atomic_load(&front->requests), "answered",
+                     (json_int_t)atomic_load(&front->answers), "failed", (json_int_t)atomic_load(&front->errors), "running",
+                     (json_int_t)atomic_load(&front->running), "queued", (json_int_t)atomic_load(&front->queued));
+}
+
+static const char *instance_state(const struct supervisor *supervisor)
+{
+    if (supervisor->stopping)
+        return "stopping";
+    if (!supervisor->served)
+        return "starting";
+    return atomic_load(&supervisor->control->serving) == supervisor->epoch ? "serving" : "recovering";
+}
+
+static json_t *status_json(const struct supervisor *supervisor)
+{
+    const struct facts *facts = &supervisor->plan.facts;
+    char identity[20];
+    snprintf(identity, sizeof identity, "%016" PRIx64, facts->identity);
+    return json_pack("{s:b, s:s, s:s, s:s, s:s, s:i, s:f, s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "ok", 1, "instance",
+                     supervisor->instance->name, "model", facts->container, "identity", identity, "state",
+                     instance_state(supervisor), "epoch", (int)supervisor->epoch, "uptime_s",
+                     (double)(supervisor_now_ms() - supervisor->started_ms) / 1000, "workers", (int)facts->workers, "threads",
+                     (int)facts->threads, "context", (int)facts->context, "slots", (int)facts->slots, "processes",
+                     processes_json(supervisor), "pool", pool_json(supervisor), "disk", disk_json(supervisor->control), "tokens",
+                     tokens_json(&supervisor->control->front), "requests", requests_json(&supervisor->control->front));
+}
+
+static json_t *refusal(const char *message)
+{
+    return json_pack("{s:b, s:{s:s, s:s}}", "ok", 0, "error", "code", "bad_request", "message", message);
+}
+
+json_t *supervisor_answer(const struct supervisor *supervisor, const void *bytes, size_t size, bool *ret_down)
+{
+    json_error_t ignored;
+    json_t *answer, *request = json_loadb(bytes, size, JSON_REJECT_DUPLICATES, &ignored);
+    const char *op = json_string_value(json_object_get(request, "op"));
+    *ret_down = false;
+    if (!op) {
+        answer = refusal("a request is a JSON object with a member `op`: status or down");
+    } else if (!strcmp(op, "status")) {
+        answer = status_json(supervisor);
+    } else if (!strcmp(op, "down")) {
+        *ret_down = true;
+        answer = json_pack("{s:b, s:i}", "ok", 1, "pid", (int)getpid());
+    } else {
+        answer = refusal("no such op: status or down");
+    }
+    json_decref(request);
+    return answer;
+}

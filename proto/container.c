@@ -1,0 +1,400 @@
+#include "proto/container.h"
+
+#include "proto/cleanup.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+
+#define EXPONENT_LIMIT 126 /* 2^e must be a normal f32 */
+#define DENSE_FILES_MAX 99999u
+
+static const struct {
+    enum weight_format format;
+    const char *name;
+} formats[] = {{WEIGHT_INT4, "int4"}, {WEIGHT_INT8, "int8"}};
+
+const char *weight_format_name(enum weight_format format)
+{
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+        if (formats[i].format == format)
+            return formats[i].name;
+    }
+    return "?";
+}
+
+enum weight_format weight_format_parse(const char *name)
+{
+    for (size_t i = 0; name && i < sizeof formats / sizeof formats[0]; i++) {
+        if (!strcmp(formats[i].name, name))
+            return formats[i].format;
+    }
+    return (enum weight_format)0;
+}
+
+void checksum_format(uint64_t checksum, char ret_text[CHECKSUM_DIGITS + 1])
+{
+    snprintf(ret_text, CHECKSUM_DIGITS + 1, "%016" PRIx64, checksum);
+}
+
+int checksum_parse(const json_t *text, uint64_t *ret_checksum)
+{
+    const char *digits = json_string_value(text);
+    if (!digits || strlen(digits) != CHECKSUM_DIGITS || strspn(digits, "0123456789abcdef") != CHECKSUM_DIGITS)
+        return -EINVAL;
+    *ret_checksum = strtoull(digits, NULL, 16);
+    return 0;
+}
+
+int container_checksum(const json_t *manifest, uint64_t *ret_checksum, struct error *ret_error)
+{
+    json_auto_t *bare = json_object();
+    const char *name;
+    json_t *value;
+    /* json_object_foreach wants a pointer to non-const, but only reads. */
+    json_t *object = (json_t *)(uintptr_t)manifest;
+    json_object_foreach(object, name, value) {
+        if (strcmp(name, "checksum") != 0 && json_object_set(bare, name, value) < 0)
+            return error_set(ret_error, ENOMEM, "no memory for the manifest's checksum");
+    }
+    _cleanup_free_ char *text = json_dumps(bare, JSON_COMPACT | JSON_SORT_KEYS);
+    if (!text)
+        return error_set(ret_error, ENOMEM, "no memory for the manifest's checksum");
+    *ret_checksum = XXH3_64bits(text, strlen(text));
+    return 0;
+}
+
+int container_read_json(const char *path, size_t limit, json_t **ret_object, struct error *ret_error)
+{
+    struct stat facts;
+    _cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &facts) < 0)
+        return error_set(ret_error, errno, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(facts.st_mode))
+        return error_set(ret_error, EINVAL, "%s: is not a regular file", path);
+    if ((uint64_t)facts.st_size > limit)
+        return error_set(ret_error, EFBIG, "%s: has %lld bytes, at most %zu are accepted", path, (long long)facts.st_size, limit);
+    json_error_t where;
+    json_t *object = json_loadfd(fd, JSON_REJECT_DUPLICATES, &where);
+    if (!object)
+        return error_set(ret_error, EINVAL, "%s: line %d: %s", path, where.line, where.text);
+    if (!json_is_object(object)) {
+        json_decref(object);
+        return error_set(ret_error, EINVAL, "%s: is not a JSON object", path);
+    }
+    *ret_object = object;
+    return 0;
+}
+
+static int read_tensor(const struct safetensors *file, const struct tensor *tensor, void *buffer, struct error *ret_error)
+{
+    _cleanup_close_ int fd = open(file->path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return error_set(ret_error, errno, "%s: %s", file->path, strerror(errno));
+    for (uint64_t done = 0; done < tensor->bytes;) {
+        ssize_t got = pread(fd, (char *)buffer + done, tensor->bytes - done, (off_t)(tensor->offset + done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return error_set(ret_error, got < 0 ? errno : EIO, "%s: cannot read tensor %s: %s", file->path, tensor->name,
+                             got < 0 ? strerror(errno) : "the file became shorter");
+        done += (uint64_t)got;
+    }
+    return 0;
+}
+
+/* Opens a file of the container and holds it against its entry in the manifest. */
+static int open_file(const struct container *container, const char *name, const json_t *entry, struct safetensors *ret_file,
+                     struct error *ret_error)
+{
+    _cleanup_free_ char *path = NULL;
+    if (asprintf(&path, "%s/%s", container->path, name) < 0) {
+        path = NULL;
+        return error_set(ret_error, ENOMEM, "%s: no memory", name);
+    }
+    const json_t *bytes = json_object_get(entry, "bytes");
+    uint64_t header;
+    if (!json_is_integer(bytes) || json_integer_value(bytes) < 0 || checksum_parse(json_object_get(entry, "header"), &header) < 0 ||
+        !json_is_object(json_object_get(entry, "tensors")))
+        return error_set(ret_error, EINVAL, "%s/%s: entry of %s is not valid, convert again", container->path, CONTAINER_MANIFEST,
+                         name);
+    /* The length first: of a truncated file it says more than the header would. */
+    struct stat facts;
+    if (stat(path, &facts) < 0)
+        return error_set(ret_error, errno, "%s: %s; fetch this file again or convert again", path, strerror(errno));
+    if ((uint64_t)facts.st_size != (uint64_t)json_integer_value(bytes))
+        return error_set(ret_error, EINVAL, "%s: has %lld bytes, the manifest says %lld: fetch this file again or convert again", path,
+                         (long long)facts.st_size, (long long)json_integer_value(bytes));
+    struct safetensors file;
+    int status = safetensors_open(path, &file, ret_error);
+    if (status < 0)
+        return status;
+    if (file.file_bytes != (uint64_t)json_integer_value(bytes) || file.header_xxh3 != header) {
+        status = error_set(ret_error, EINVAL, "%s: its header is damaged (checksum differs): fetch this file again or convert again",
+                           path);
+        safetensors_close(&file);
+        return status;
+    }
+    *ret_file = file;
+    return 0;
+}
+
+static int open_dense(const struct container *container, const char *name, const json_t *entry, struct dense_file *ret_file,
+                      struct error *ret_error)
+{
+    int status = open_file(container, name, entry, &ret_file->header, ret_error);
+    if (status < 0)
+        return status;
+    const struct safetensors *header = &ret_file->header;
+    const json_t *tensors = json_object_get(entry, "tensors");
+    ret_file->checksums = calloc(header->count + 1, sizeof ret_file->checksums[0]);
+    if (!ret_file->checksums)
+        return error_set(ret_error, ENOMEM, "%s: no memory", header->path);
+    if (json_object_size(tensors) != header->count)
+        return error_set(ret_error, EINVAL, "%s: holds %zu tensors, the manifest lists %zu: convert again", header->path,
+                         header->count, json_object_size(tensors));
+    for (size_t i = 0; i < header->count; i++) {
+        if (checksum_parse(json_object_get(tensors, header->tensors[i].name), &ret_file->checksums[i]) < 0)
+            return error_set(ret_error, EINVAL, "%s: the manifest has no checksum of tensor %s: convert again", header->path,
+                             header->tensors[i].name);
+    }
+    if (header->data_offset % DISK_ALIGN != 0 || header->file_bytes % DISK_ALIGN != 0)
+        return error_set(ret_error, EINVAL, "%s: its data do not stand on multiples of %u: convert again", header->path, DISK_ALIGN);
+    return 0;
+}
+
+/* Reads a small table of an expert file and holds it against the manifest. The caller frees *ret_table. */
+static int read_table(const struct expert_file *file, const json_t *tensors, const char *name, enum tensor_dtype dtype, uint32_t rows,
+                      uint32_t columns, void **ret_table, struct error *ret_error)
+{
+    const struct tensor *tensor = safetensors_find(&file->header, name);
+    if (!tensor || tensor->dtype != dtype || tensor->dims != 2 || tensor->shape[0] != rows || tensor->shape[1] != columns)
+        return error_set(ret_error, EINVAL, "%s: tensor %s is not there as %s [%u, %u]: convert again", file->header.path, name,
+                         dtype_name(dtype), rows, columns);
+    uint64_t expected;
+    if (checksum_parse(json_object_get(tensors, name), &expected) < 0)
+        return error_set(ret_error, EINVAL, "%s: the manifest has no checksum of tensor %s: convert again", file->header.path, name);
+    _cleanup_free_ void *table = malloc(tensor->bytes);
+    if (!table)
+        return error_set(ret_error, ENOMEM, "%s: no memory for tensor %s", file->header.path, name);
+    int status = read_tensor(&file->header, tensor, table, ret_error);
+    if (status < 0)
+        return status;
+    if (XXH3_64bits(table, tensor->bytes) != expected)
+        return error_set(ret_error, EINVAL,
+                         "%s: tensor %s is damaged (checksum differs): fetch this file again or convert again", file->header.path,
+                         name);
+    *ret_table = take_pointer(table);
+    return 0;
+}
+
+/* The place of every blob of the layer. */
+static int find_blobs(const struct container *container, struct expert_file *file, struct error *ret_error)
+{
+    uint32_t experts = container->config.experts;
+    file->offsets = calloc(experts, sizeof file->offsets[0]);
+    if (!file->offsets)
+        return error_set(ret_error, ENOMEM, "%s: no memory", file->header.path);
+    for (uint32_t e = 0; e < experts; e++) {
+        char name[TENSOR_NAME_MAX];
+        snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u", file->layer, e);
+        const struct tensor *tensor = safetensors_find(&file->header, name);
+        if (!tensor || tensor->dtype != DTYPE_U8 || tensor->dims != 2 || tensor->shape[0] != EXPERT_SLICES ||
+            tensor->shape[1] != container->slice_bytes || tensor->offset % DISK_ALIGN != 0)
+            return error_set(ret_error, EINVAL, "%s: tensor %s is not there as U8 [%u, %zu] on a multiple of %u: convert again",
+                             file->header.path, name, EXPERT_SLICES, container->slice_bytes, DISK_ALIGN);
+        file->offsets[e] = tensor->offset;
+    }
+    return 0;
+}
+
+static int open_experts(const struct container *container, uint32_t layer, const char *name, const json_t *entry,
+                        struct expert_file *ret_file, struct error *ret_error)
+{
+    int status = open_file(container, name, entry, &ret_file->header, ret_error);
+    if (status < 0)
+        return status;
+    ret_file->layer = layer;
+    uint32_t experts = container->config.experts;
+    const json_t *tensors = json_object_get(entry, "tensors");
+    void *checksums = NULL, *exponents = NULL;
+    status = find_blobs(container, ret_file, ret_error);
+    if (status == 0)
+        status = read_table(ret_file, tensors, "experts.checksums", DTYPE_U64, experts, EXPERT_SLICES, &checksums, ret_error);
+    if (status == 0)
+        status = read_table(ret_file, tensors, "experts.exponents", DTYPE_I32, experts, EXPERT_MATRICES, &exponents, ret_error);
+    ret_file->checksums = checksums;
+    ret_file->exponents = exponents;
+    for (uint32_t i = 0; status == 0 && i < experts * EXPERT_MATRICES; i++) {
+        if (ret_file->exponents[i] < -EXPONENT_LIMIT || ret_file->exponents[i] > EXPONENT_LIMIT)
+            status = error_set(ret_error, EINVAL, "%s: tensor experts.exponents holds %d for expert %u: convert again",
+                               ret_file->header.path, ret_file->exponents[i], i / EXPERT_MATRICES);
+    }
+    return status;
+}
+
+/* The dense files are those of the manifest called dense-00001, dense-00002, ... without a gap. */
+static int open_all_dense(struct container *container, const json_t *files, struct error *ret_error)
+{
+    char name[64];
+    size_t count = 0;
+    while (count < DENSE_FILES_MAX) {
+        snprintf(name, sizeof name, "dense-%05zu.safetensors", count + 1);
+        if (!json_object_get(files, name))
+            break;
+        count++;
+    }
+    if (count == 0)
+        return error_set(ret_error, EINVAL, "%s/%s: lists no dense-00001.safetensors: convert again", container->path,
+                         CONTAINER_MANIFEST);
+    container->dense = calloc(count, sizeof container->dense[0]);
+    if (!container->dense)
+        return error_set(ret_error, ENOMEM, "%s: no memory", container->path);
+    container->dense_count = count;
+    for (size_t i = 0; i < count; i++) {
+        snprintf(name, sizeof name, "dense-%05zu.safetensors", i + 1);
+        int status = open_dense(container, name, json_object_get(files, name), &container->dense[i], ret_error);
+        if (status < 0)
+            return status;
+    }
+    return 0;
+}
+
+static int open_all_experts(struct container *container, const json_t *files, struct error *ret_error)
+{
+    uint32_t count = model_moe_layers(&container->config);
+    container->experts = calloc(count + 1u, sizeof container->experts[0]);
+    if (!container->experts)
+        return error_set(ret_error, ENOMEM, "%s: no memory", container->path);
+    container->expert_count = count;
+    for (uint32_t layer = 0; layer < container->config.layers + container->config.mtp_layers; layer++) {
+        int index = model_moe_index(&container->config, layer);
+        if (index < 0)
+            continue;
+        char name[64];
+        snprintf(name, sizeof name, "experts-0-%05u.safetensors", layer);
+        const json_t *entry = json_object_get(files, name);
+        if (!entry)
+            return error_set(ret_error, EINVAL, "%s/%s: lists no %s: convert again", container->path, CONTAINER_MANIFEST, name);
+        int status = open_experts(container, layer, name, entry, &container->experts[index], ret_error);
+        if (status < 0)
+            return status;
+    }
+    if (json_object_size(files) != container->dense_count + count)
+        return error_set(ret_error, EINVAL, "%s/%s: lists %zu files, its configuration has %zu: convert again", container->path,
+                         CONTAINER_MANIFEST, json_object_size(files), container->dense_count + count);
+    return 0;
+}
+
+static int require_version(const char *path, const json_t *manifest, const char *name, json_int_t supported, struct error *ret_error)
+{
+    const json_t *value = json_object_get(manifest, name);
+    if (!json_is_integer(value))
+        return error_set(ret_error, EINVAL, "%s: %s is missing or not a whole number: not a Calypte container?", path, name);
+    if (json_integer_value(value) != supported)
+        return error_set(ret_error, ENOTSUP, "%s: %s is %lld, this version reads %lld: convert again with this version", path, name,
+                         (long long)json_integer_value(value), (long long)supported);
+    return 0;
+}
+
+/* Everything of the manifest but its files. */
+static int parse_manifest(const char *path, const json_t *manifest, struct container *container, struct error *ret_error)
+{
+    int status = require_version(path, manifest, "format", CONTAINER_FORMAT, ret_error);
+    if (status == 0)
+        status = require_version(path, manifest, "numerics", CONTAINER_NUMERICS, ret_error);
+    if (status < 0)
+        return status;
+    uint64_t stated, computed;
+    if (checksum_parse(json_object_get(manifest, "checksum"), &stated) < 0)
+        return error_set(ret_error, EINVAL, "%s: has no valid checksum: convert again", path);
+    status = container_checksum(manifest, &computed, ret_error);
+    if (status < 0)
+        return status;
+    if (stated != computed)
+        return error_set(ret_error, EINVAL, "%s: is damaged (checksum differs): fetch this file again or convert again", path);
+    container->identity = computed;
+    status = require_version(path, manifest, "slices", EXPERT_SLICES, ret_error);
+    if (status == 0)
+        status = require_version(path, manifest, "stripes", 1, ret_error);
+    if (status < 0)
+        return status;
+
+    container->dense_format = weight_format_parse(json_string_value(json_object_get(manifest, "dense_format")));
+    container->expert_format = weight_format_parse(json_string_value(json_object_get(manifest, "expert_format")));
+    if (!container->dense_format || !container->expert_format)
+        return error_set(ret_error, ENOTSUP, "%s: dense_format or expert_format is neither int4 nor int8", path);
+    const json_t *eps = json_object_get(manifest, "qk_norm_eps"), *generation = json_object_get(manifest, "generation");
+    if (!json_is_number(eps) || !(json_number_value(eps) > 0))
+        return error_set(ret_error, EINVAL, "%s: qk_norm_eps is missing or not a positive number", path);
+    status = model_config_parse(json_object_get(manifest, "config"), json_is_null(generation) ? NULL : generation,
+                                json_number_value(eps), &container->config, ret_error);
+    if (status < 0)
+        return error_prefix(ret_error, status, "%s", path);
+    container->expert_shape = (struct expert_shape){
+        .format = container->expert_format, .hidden = container->config.hidden, .width = container->config.expert_width};
+    container->slice_bytes = expert_slice_bytes(&container->expert_shape);
+    return require_version(path, manifest, "slice_bytes", (json_int_t)container->slice_bytes, ret_error);
+}
+
+static int open_manifest(struct container *container, struct error *ret_error)
+{
+    _cleanup_free_ char *path = NULL;
+    if (asprintf(&path, "%s/%s", container->path, CONTAINER_MANIFEST) < 0) {
+        path = NULL;
+        return error_set(ret_error, ENOMEM, "%s: no memory", container->path);
+    }
+    if (access(path, F_OK) < 0 && errno == ENOENT)
+        return error_set(ret_error, ENOENT, "%s: holds no %s: not a Calypte container, or its conversion is not finished (run it again)",
+                         container->path, CONTAINER_MANIFEST);
+    json_auto_t *manifest = NULL;
+    int status = container_read_json(path, CONTAINER_MANIFEST_MAX, &manifest, ret_error);
+    if (status == 0)
+        status = parse_manifest(path, manifest, container, ret_error);
+    if (status < 0)
+        return status;
+    const json_t *files = json_object_get(manifest, "files");
+    if (!json_is_object(files))
+        return error_set(ret_error, EINVAL, "%s: files is missing: convert again", path);
+    status = open_all_dense(container, files, ret_error);
+    return status == 0 ? open_all_experts(container, files, ret_error) : status;
+}
+
+int container_open(const char *path, struct container **ret_container, struct error *ret_error)
+{
+    struct container *container = calloc(1, sizeof *container);
+    if (!container || !(container->path = strdup(path))) {
+        free(container);
+        return error_set(ret_error, ENOMEM, "%s: no memory", path);
+    }
+    int status = open_manifest(container, ret_error);
+    if (status < 0) {
+        container_close(container);
+        return status;
+    }
+    *ret_container = container;
+    return 0;
+}
+
+void container_close(struct container *container)
+{
+    if (!container)
+        return;
+    for (size_t i = 0; i < container->dense_count; i++) {
+        safetensors_close(&container->dense[i].header);
+        free(container->dense[i].checksums);
+    }
+    for (size_t i = 0; i < container->expert_count; i++) {
+        safetensors_close(&container->experts[i].header);
+        free(container->experts[i].offsets);
+        free(container->experts[i].checksums);
+        free(container->experts[i].exponents);
+    }
+    free(container->dense);
+    free(container->experts);
+    free(container->path);
+    free(container);
+}

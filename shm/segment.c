@@ -1,0 +1,279 @@
+#include "shm/segment.h"
+
+#include "proto/cleanup.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <numa.h>
+#include <numaif.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#define SHM_FOLDER "/dev/shm" /* where glibc's shm_open puts its objects */
+#define POPULATE_STEP (UINT64_C(16) << 20) /* bytes a madvise call: short enough that threads share the work evenly */
+#define POPULATE_MAX_THREADS 64u
+#define SEGMENT_NAME_MAX 128
+
+int segment_check_instance(const char *instance, struct error *ret_error)
+{
+    size_t length = strlen(instance);
+    if (length == 0 || length >= INSTANCE_NAME_MAX)
+        return error_set(ret_error, EINVAL, "instance name '%.80s': it must have 1 to %u characters", instance, INSTANCE_NAME_MAX - 1);
+    for (const char *c = instance; *c; c++) {
+        bool allowed = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9') || *c == '-' || *c == '_';
+        if (!allowed)
+            return error_set(ret_error, EINVAL, "instance name '%s': only letters, digits, '-' and '_' are allowed", instance);
+    }
+    return 0;
+}
+
+static int segment_name(const char *instance, const char *part, char ret_name[static SEGMENT_NAME_MAX], struct error *ret_error)
+{
+    int status = segment_check_instance(instance, ret_error);
+    if (status < 0)
+        return status;
+    int length = snprintf(ret_name, SEGMENT_NAME_MAX, "/calypte.%s.%s", instance, part);
+    if (length >= SEGMENT_NAME_MAX || strchr(part, '/'))
+        return error_set(ret_error, EINVAL, "shared memory part '%s' is no valid name", part);
+    return 0;
+}
+
+static uint64_t bytes_free(int fd)
+{
+    struct statvfs fs;
+    if (fstatvfs(fd, &fs) < 0 || fs.f_blocks == 0) /* no blocks: the mount has no limit of its own */
+        return UINT64_MAX;
+    return (uint64_t)fs.f_bavail * fs.f_frsize;
+}
+
+static int no_space(const char *name, int fd, size_t bytes, int code, struct error *ret_error)
+{
+    uint64_t free_now = bytes_free(fd);
+    if (code == ENOSPC || (free_now < bytes && code != ENOMEM))
+        return error_set(ret_error, ENOSPC,
+                         "shared memory %s needs %zu bytes and " SHM_FOLDER " has %llu free: choose a smaller --pool or --context, or "
+                         "enlarge it (mount -o remount,size=SIZE " SHM_FOLDER ")",
+                         name, bytes, (unsigned long long)free_now);
+    return error_set(ret_error, code,
+                     "shared memory %s of %zu bytes: memory ran out (%s): choose a smaller --pool or --context, or raise the memory "
+                     "limit of this cgroup",
+                     name, bytes, strerror(code));
+}
+
+struct populate {
+    char *base;
+    size_t bytes;
+    int node;
+    _Atomic uint64_t next; /* byte offset of the next step that no thread has taken */
+    _Atomic int code;      /* errno of the first failure, 0: none */
+};
+
+static void *populate_segment(void *argument)
+{
+    struct populate *populate = argument;
+    if (populate->node >= 0)
+        numa_run_on_node(populate->node); /* pages are zeroed from their own node; failure costs time only */
+    while (atomic_load(&populate->code) == 0) {
+        uint64_t offset = atomic_fetch_add(&populate->next, POPULATE_STEP);
+        if (offset >= populate->bytes)
+            break;
+        size_t bytes = populate->bytes - offset < POPULATE_STEP ? populate->bytes - offset : POPULATE_STEP;
+        while (madvise(populate->base + offset, bytes, MADV_POPULATE_WRITE) < 0) {
+            if (errno == EINTR || errno == EAGAIN)
+                continue;
+            int none = 0;
+            atomic_compare_exchange_strong(&populate->code, &none, errno);
+            break;
+        }
+    }
+    return NULL;
+}
+
+/* 0 or a positive errno. The threads are new ones, so that binding them to a node leaves the caller's affinity alone. */
+static int populate_all(char *base, size_t bytes, int node, uint32_t threads, int fd)
+{
+    struct populate populate = {.base = base, .bytes = bytes, .node = node};
+    pthread_t ids[POPULATE_MAX_THREADS];
+    uint32_t started = 0;
+    threads = threads > POPULATE_MAX_THREADS ? POPULATE_MAX_THREADS : threads;
+    while (threads > 1 && started < threads && pthread_create(&ids[started], NULL, populate_segment, &populate) == 0)
+        started++;
+    if (started == 0) {
+        populate.node = -1;
+        populate_segment(&populate);
+    }
+    for (uint32_t i = 0; i < started; i++)
+        pthread_join(ids[i], NULL);
+    int code = atomic_load(&populate.code);
+    if (code == EINVAL) /* a kernel before 5.14 */
+        code = posix_fallocate(fd, 0, (off_t)bytes);
+    return code == EFAULT ? ENOSPC : code; /* EFAULT: a touch would have been a SIGBUS */
+}
+
+/* A machine without that node (or without NUMA) gets no binding: placement costs time, never correctness. Preferred and not strict:
+ * a strict policy on a full node calls the OOM killer instead of failing. */
+static int bind_to_node(void *base, size_t bytes, int node)
+{
+    if (node < 0 || numa_available() < 0 || !numa_bitmask_isbitset(numa_all_nodes_ptr, (unsigned)node))
+        return -1;
+    struct bitmask *mask = numa_allocate_nodemask();
+    numa_bitmask_setbit(mask, (unsigned)node);
+    long status = mbind(base, bytes, MPOL_PREFERRED, mask->maskp, mask->size + 1, 0);
+    numa_free_nodemask(mask);
+    return status < 0 ? -1 : node;
+}
+
+static int segment_fill(const char *name, int fd, size_t bytes, const struct segment_options *options, void **ret_base,
+                        struct error *ret_error)
+{
+    /* Asking first saves filling the whole mount only to give it back; the populate below is what counts. */
+    if (bytes_free(fd) < bytes)
+        return no_space(name, fd, bytes, ENOSPC, ret_error);
+    if (ftruncate(fd, (off_t)bytes) < 0)
+        return error_set(ret_error, errno, "shared memory %s cannot get %zu bytes: %s", name, bytes, strerror(errno));
+    char *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return error_set(ret_error, errno, "shared memory %s of %zu bytes cannot be mapped: %s", name, bytes, strerror(errno));
+    int node = bind_to_node(base, bytes, options->node);
+    if (options->hugepages)
+        (void)madvise(base, bytes, MADV_HUGEPAGE); /* a kernel or mount without them works with small pages */
+    int code = populate_all(base, bytes, node, options->populate_threads, fd);
+    if (code) {
+        munmap(base, bytes);
+        return no_space(name, fd, bytes, code, ret_error);
+    }
+    *ret_base = base;
+    return 0;
+}
+
+int segment_create(const char *instance, const char *part, size_t bytes, const struct segment_options *options,
+                   struct segment *ret_segment, struct error *ret_error)
+{
+    char name[SEGMENT_NAME_MAX];
+    int status = segment_name(instance, part, name, ret_error);
+    if (status < 0)
+        return status;
+    bool raw = options->kind == SEGMENT_RAW;
+    if (bytes == 0 || bytes > INT64_MAX || (!raw && bytes < sizeof(struct segment_header)))
+        return error_set(ret_error, EINVAL, "shared memory %s cannot have %zu bytes", name, bytes);
+    _cleanup_close_ int fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return error_set(ret_error, errno, "shared memory %s cannot be created: %s%s", name, strerror(errno),
+                         errno == EEXIST ? " (an instance of this name runs, or `calypte down` must clean up after one)" : "");
+    void *base = NULL;
+    status = segment_fill(name, fd, bytes, options, &base, ret_error);
+    if (status < 0) {
+        shm_unlink(name);
+        return status;
+    }
+    if (!raw) {
+        struct segment_header *header = base;
+        header->layout = SEGMENT_LAYOUT;
+        header->kind = options->kind;
+        header->bytes = bytes;
+        __atomic_store_n(&header->magic, SEGMENT_MAGIC, __ATOMIC_RELEASE); /* last: who attaches early finds no segment */
+    }
+    *ret_segment = (struct segment){base, bytes};
+    return 0;
+}
+
+static int check_header(const char *name, const struct segment *segment, enum segment_kind kind, struct error *ret_error)
+{
+    const struct segment_header *shared = segment->base;
+    uint64_t magic = __atomic_load_n(&shared->magic, __ATOMIC_ACQUIRE);
+    struct segment_header header = *shared;
+    if (magic != SEGMENT_MAGIC)
+        return error_set(ret_error, EBADMSG, "shared memory %s is not (yet) a segment of Calypte", name);
+    if (header.layout != SEGMENT_LAYOUT)
+        return error_set(ret_error, EPROTO, "shared memory %s has layout %u and this program knows %u: stop the instance with the "
+                         "version that started it", name, header.layout, SEGMENT_LAYOUT);
+    if (header.kind != (uint32_t)kind || header.bytes != segment->bytes)
+        return error_set(ret_error, EBADMSG, "shared memory %s is of kind %u with %llu bytes, expected kind %u with %zu: run "
+                         "`calypte down` and start again", name, header.kind, (unsigned long long)header.bytes, (uint32_t)kind,
+                         segment->bytes);
+    return 0;
+}
+
+int segment_attach(const char *instance, const char *part, enum segment_kind kind, size_t bytes_expected, bool writable,
+                   struct segment *ret_segment, struct error *ret_error)
+{
+    char name[SEGMENT_NAME_MAX];
+    int status = segment_name(instance, part, name, ret_error);
+    if (status < 0)
+        return status;
+    _cleanup_close_ int fd = shm_open(name, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC, 0);
+    if (fd < 0)
+        return error_set(ret_error, errno, "shared memory %s cannot be opened: %s%s", name, strerror(errno),
+                         errno == ENOENT ? " (is the instance running?)" : "");
+    struct stat stat;
+    if (fstat(fd, &stat) < 0)
+        return error_set(ret_error, errno, "shared memory %s: %s", name, strerror(errno));
+    if (stat.st_uid != geteuid())
+        return error_set(ret_error, EPERM, "shared memory %s belongs to user %u: not used", name, stat.st_uid);
+    size_t bytes = (size_t)stat.st_size;
+    size_t least = kind == SEGMENT_RAW ? 1 : sizeof(struct segment_header);
+    if (bytes < least || (bytes_expected && bytes != bytes_expected))
+        return error_set(ret_error, EBADMSG, "shared memory %s has %zu bytes, expected %zu: run `calypte down` and start again", name,
+                         bytes, bytes_expected ? bytes_expected : least);
+    void *base = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return error_set(ret_error, errno, "shared memory %s of %zu bytes cannot be mapped: %s", name, bytes, strerror(errno));
+    struct segment segment = {base, bytes};
+    status = kind == SEGMENT_RAW ? 0 : check_header(name, &segment, kind, ret_error);
+    if (status < 0) {
+        segment_detach(&segment);
+        return status;
+    }
+    *ret_segment = segment;
+    return 0;
+}
+
+void segment_detach(struct segment *segment)
+{
+    if (segment->base)
+        munmap(segment->base, segment->bytes);
+    *segment = (struct segment){0};
+}
+
+int segment_unlink(const char *instance, const char *part)
+{
+    char name[SEGMENT_NAME_MAX];
+    int status = segment_name(instance, part, name, NULL);
+    if (status < 0)
+        return status;
+    if (shm_unlink(name) == 0)
+        return 1;
+    return errno == ENOENT ? 0 : -errno;
+}
+
+static void close_dirp(DIR **dir)
+{
+    if (*dir)
+        closedir(*dir);
+}
+
+int segment_unlink_all(const char *instance)
+{
+    char prefix[SEGMENT_NAME_MAX];
+    int status = segment_name(instance, "", prefix, NULL);
+    if (status < 0)
+        return status;
+    _cleanup_(close_dirp) DIR *dir = opendir(SHM_FOLDER);
+    if (!dir)
+        return errno == ENOENT ? 0 : -errno;
+    int removed = 0, failure = 0;
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        /* An instance's name has no dot, so that the prefix with its last dot fits no other instance. */
+        if (strncmp(entry->d_name, prefix + 1, strlen(prefix + 1)) != 0)
+            continue;
+        if (unlinkat(dirfd(dir), entry->d_name, 0) == 0)
+            removed++;
+        else if (errno != ENOENT)
+            failure = -errno;
+    }
+    return failure < 0 ? failure : removed;
+}
