@@ -190,7 +190,7 @@ static inline bytes_part part_nibbles(bytes_part x, int high)
 {
     for (unsigned l = 0; l < LANES; l++) {
         uint32_t nibbles = (uint32_t)x.word[l] >> (high ? 4 : 0) & 0x0f0f0f0fu;
-        x.word[l] = (int32_t)((nibbles | 0x80808080u) - 0x08080808u ^ 0x80808080u); /* bytes less 8, without a borrow between them */
+        x.word[l] = (int32_t)(((nibbles | 0x80808080u) - 0x08080808u) ^ 0x80808080u); /* bytes less 8, without a borrow between them */
     }
     return x;
 }

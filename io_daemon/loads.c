@@ -6,22 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A stretch of slices on one node is cut into equal pieces, so that no small rest stands alone. */
-static uint32_t pieces_of(size_t bytes)
-{
-    return (uint32_t)((bytes + PIECE_BYTES - 1) / PIECE_BYTES);
-}
-
-static size_t node_bytes(const struct loads *loads)
-{
-    return loads->container->slice_bytes * (EXPERT_SLICES / loads->placement->pool->nodes);
-}
-
 int loads_open(struct loads *loads, struct error *ret_error)
 {
-    loads->pieces_max = pieces_of(node_bytes(loads)) * loads->placement->pool->nodes;
+    /* A node's stretch is cut into equal pieces, so that no small rest stands alone. */
+    uint32_t nodes = loads->placement->pool->nodes;
+    loads->stretch_bytes = loads->container->slice_bytes * (EXPERT_SLICES / nodes);
+    size_t least = (loads->stretch_bytes + PIECE_BYTES - 1) / PIECE_BYTES;
+    loads->piece_bytes = (loads->stretch_bytes / least + DISK_ALIGN - 1) / DISK_ALIGN * DISK_ALIGN;
+    loads->stretch_pieces = (uint32_t)((loads->stretch_bytes + loads->piece_bytes - 1) / loads->piece_bytes);
     for (uint32_t i = 0; i < MAX_LOADS; i++) {
-        loads->load[i].pieces = calloc(loads->pieces_max, sizeof(struct piece));
+        loads->load[i].pieces = calloc((size_t)loads->stretch_pieces * nodes, sizeof(struct piece));
         if (!loads->load[i].pieces)
             return error_set(ret_error, ENOMEM, "loads: out of memory");
     }
@@ -57,27 +51,31 @@ static const struct expert_file *file_of(const struct loads *loads, uint32_t exp
     return &loads->container->experts[expert / loads->container->config.experts];
 }
 
-static void add_stretch(struct loads *loads, struct load *load, uint32_t first_slice, uint32_t *count)
+/* The bytes of piece `index`, counted from the start of the blob. */
+static void piece_range(const struct loads *loads, uint32_t index, size_t *ret_first, size_t *ret_bytes)
+{
+    size_t within = index % loads->stretch_pieces * loads->piece_bytes, left = loads->stretch_bytes - within;
+    *ret_first = index / loads->stretch_pieces * loads->stretch_bytes + within;
+    *ret_bytes = left < loads->piece_bytes ? left : loads->piece_bytes;
+}
+
+static void read_piece(struct loads *loads, struct load *load, uint32_t index)
 {
     const struct container *container = loads->container;
     uint32_t experts = container->config.experts;
-    size_t bytes = node_bytes(loads);
-    uint32_t pieces = pieces_of(bytes);
-    size_t each = (bytes / pieces + DISK_ALIGN - 1) / DISK_ALIGN * DISK_ALIGN;
-    char *base = pool_slice(loads->placement->pool, load->ref.index, first_slice);
-    uint64_t offset = file_of(loads, load->expert)->offsets[load->expert % experts] + first_slice * container->slice_bytes;
-    for (size_t done = 0; done < bytes; done += each) {
-        struct piece *piece = &load->pieces[*count];
-        size_t size = bytes - done < each ? bytes - done : each;
-        *piece = (struct piece){.read = {.fd = loads->files[load->expert / experts],
-                                         .buffer = base + done,
-                                         .bytes = size,
-                                         .offset = offset + done},
-                                .owner = load,
-                                .index = (*count)++};
-        load->pieces_left++;
-        reader_add(loads->reader, piece);
-    }
+    size_t first, bytes;
+    piece_range(loads, index, &first, &bytes);
+    uint32_t slice = (uint32_t)(first / container->slice_bytes);
+    char *base = pool_slice(loads->placement->pool, load->ref.index, slice);
+    struct piece *piece = &load->pieces[index];
+    *piece = (struct piece){.read = {.fd = loads->files[load->expert / experts],
+                                     .buffer = base + first % container->slice_bytes,
+                                     .bytes = bytes,
+                                     .offset = file_of(loads, load->expert)->offsets[load->expert % experts] + first},
+                            .owner = load,
+                            .index = index};
+    load->pieces_left++;
+    reader_add(loads->reader, piece);
 }
 
 void loads_begin(struct loads *loads, uint32_t expert, struct slot_ref ref)
@@ -90,9 +88,8 @@ void loads_begin(struct loads *loads, uint32_t expert, struct slot_ref ref)
     loads->active++;
     for (uint32_t s = 0; s < EXPERT_SLICES; s++)
         load->slice_left[s] = loads->container->slice_bytes;
-    uint32_t count = 0;
-    for (uint32_t s = 0; s < EXPERT_SLICES; s += EXPERT_SLICES / loads->placement->pool->nodes)
-        add_stretch(loads, load, s, &count);
+    for (uint32_t i = 0; i < loads->stretch_pieces * loads->placement->pool->nodes; i++)
+        read_piece(loads, load, i);
 }
 
 static void log_failure(const struct loads *loads, const struct load *load)
@@ -158,17 +155,6 @@ static void verify_slice(struct loads *loads, struct load *load, uint32_t slice)
                                .index = slice};
     load->verdicts_left++;
     verifier_add(loads->verifier, job);
-}
-
-/* First byte of a piece, counted from the start of the blob, and its length; the read itself has moved on. */
-static void piece_range(const struct loads *loads, uint32_t index, size_t *ret_first, size_t *ret_bytes)
-{
-    size_t bytes = node_bytes(loads);
-    uint32_t pieces = pieces_of(bytes);
-    size_t each = (bytes / pieces + DISK_ALIGN - 1) / DISK_ALIGN * DISK_ALIGN;
-    size_t within = index % pieces * each;
-    *ret_first = index / pieces * bytes + within;
-    *ret_bytes = bytes - within < each ? bytes - within : each;
 }
 
 void loads_piece_done(struct loads *loads, struct piece *piece)

@@ -19,7 +19,7 @@ struct load {
     uint32_t slice;                    /* where it failed */
     size_t slice_left[EXPERT_SLICES];  /* bytes still to come */
     struct verify_job jobs[EXPERT_SLICES];
-    struct piece *pieces;              /* [pieces_max] */
+    struct piece *pieces;              /* [nodes * stretch_pieces] */
 };
 
 struct loads {
@@ -31,7 +31,8 @@ struct loads {
     struct control *control;
     const int *files;      /* [expert files] */
     void (*log)(const char *line);
-    uint32_t pieces_max, active;
+    size_t stretch_bytes, piece_bytes; /* of an expert: on one node, and in one piece */
+    uint32_t stretch_pieces, active;
     struct load load[MAX_LOADS];
 };
 

@@ -19,8 +19,21 @@ static void write_map(struct placement *placement, uint32_t expert, uint64_t ent
         atomic_store_explicit(&placement->pool->map[expert], entry, memory_order_release);
 }
 
+static uint64_t newest_tick(const struct requests *requests)
+{
+    uint64_t newest = 0;
+    for (uint32_t w = 0; w < requests->workers; w++) {
+        uint64_t tick = atomic_load_explicit(&requests->control->workers[w].tick, memory_order_relaxed);
+        newest = tick > newest ? tick : newest;
+    }
+    return newest;
+}
+
 static void recover_slot(struct placement *placement, uint32_t slot)
 {
+    _Atomic uint64_t *used = &placement->pool->slots[slot].used;
+    if (atomic_load_explicit(used, memory_order_relaxed) > newest_tick(placement->requests))
+        atomic_store_explicit(used, 0, memory_order_relaxed); /* a pool kept from an instance whose clock ran further */
     uint64_t word = state_word(placement, slot);
     uint32_t generation = slot_generation_of(word);
     uint32_t expert = atomic_load_explicit(&placement->pool->slots[slot].expert, memory_order_relaxed);
@@ -106,7 +119,7 @@ static uint32_t usable_slots(const struct pool *pool)
 static void clear_seat(struct placement *placement, uint32_t slot)
 {
     struct seat *seat = &placement->seats[slot];
-    if (seat->expert != NOBODY) {
+    if (seat->expert != NOBODY && placement->where[seat->expert] == slot) {
         write_map(placement, seat->expert, POOL_NOWHERE);
         placement->where[seat->expert] = NOBODY;
     }

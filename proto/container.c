@@ -129,9 +129,10 @@ static int open_file(const struct container *container, const char *name, const 
         return error_set(ret_error, EINVAL, "%s: has %lld bytes, the manifest says %lld: fetch this file again or convert again", path,
                          (long long)facts.st_size, (long long)json_integer_value(bytes));
     struct safetensors file;
-    int status = safetensors_open(path, &file, ret_error);
+    struct error why = {{0}};
+    int status = safetensors_open(path, &file, &why);
     if (status < 0)
-        return status;
+        return error_set(ret_error, -status, "%.900s; fetch this file again or convert again", why.text);
     if (file.file_bytes != (uint64_t)json_integer_value(bytes) || file.header_xxh3 != header) {
         status = error_set(ret_error, EINVAL, "%s: its header is damaged (checksum differs): fetch this file again or convert again",
                            path);

@@ -23,8 +23,10 @@ int error_prefix(struct error *ret_error, int status, const char *format, ...)
         va_start(args, format);
         int used = vsnprintf(ret_error->text, sizeof ret_error->text, format, args);
         va_end(args);
-        if (used >= 0 && (size_t)used < sizeof ret_error->text)
-            snprintf(ret_error->text + used, sizeof ret_error->text - (size_t)used, ": %s", inner.text);
+        /* The precision says what fits, so that the compiler need not warn of what is cut. */
+        if (used >= 0 && (size_t)used + 2 < sizeof ret_error->text)
+            snprintf(ret_error->text + used, sizeof ret_error->text - (size_t)used, ": %.*s",
+                     (int)(sizeof ret_error->text - (size_t)used - 3), inner.text);
     }
     return status;
 }

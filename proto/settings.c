@@ -198,11 +198,21 @@ static int load_environment(struct settings *settings, struct error *ret_error)
     return 0;
 }
 
+/* A file that need not be there. */
+static int load_optional(struct settings *settings, const char *path, struct error *ret_error)
+{
+    struct error error;
+    int status = settings_load_file(settings, path, &error);
+    if (status == -ENOENT || status == -ENOTDIR)
+        return 0;
+    return status < 0 ? error_set(ret_error, -status, "%s", error.text) : 0;
+}
+
 int settings_load(struct settings *settings, const char *config_file, struct error *ret_error)
 {
     settings_init(settings);
-    int status = settings_load_file(settings, "/etc/calypte/calypte.conf", ret_error);
-    if (status < 0 && status != -ENOENT && status != -ENOTDIR)
+    int status = load_optional(settings, "/etc/calypte/calypte.conf", ret_error);
+    if (status < 0)
         return status;
 
     char path[PATH_MAX];
@@ -213,8 +223,8 @@ int settings_load(struct settings *settings, const char *config_file, struct err
     else if (home && home[0] == '/')
         length = snprintf(path, sizeof path, "%s/.config/calypte/calypte.conf", home);
     if (length > 0 && (size_t)length < sizeof path) {
-        status = settings_load_file(settings, path, ret_error);
-        if (status < 0 && status != -ENOENT && status != -ENOTDIR)
+        status = load_optional(settings, path, ret_error);
+        if (status < 0)
             return status;
     }
     if (config_file) {

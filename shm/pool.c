@@ -37,7 +37,7 @@ static int pool_layout(const struct pool_shape *shape, struct pool_layout *ret_l
     layout.objects = (shape->slots + layout.slots_per_object - 1) / layout.slots_per_object;
     layout.slots_offset = round_up(sizeof(struct pool_header), CACHE_LINE);
     layout.map_offset = layout.slots_offset + (size_t)shape->slots * sizeof(struct slot);
-    layout.table_bytes = round_up(layout.map_offset + (size_t)shape->moe_layers * shape->experts * sizeof(uint64_t), DISK_ALIGN);
+    layout.table_bytes = layout.map_offset + (size_t)shape->moe_layers * shape->experts * sizeof(uint64_t);
     *ret_layout = layout;
     return 0;
 }

@@ -12,30 +12,27 @@
 #include "cmd/cli/usage.h"
 #include "cmd/front/buffer.h"
 #include "cmd/front/tokenizer.h"
+#include "cmd/front/utf8.h"
 #include "proto/cleanup.h"
 #include "proto/error.h"
 
 #define MAX_STDIN ((size_t)1 << 30)
 
+enum { FLAG_JSON, FLAG_JSON_LINES, FLAG_SKIP_SPECIAL };
+
 /* What both commands share; they differ in `convert`: one JSON value in, one out ({"ids": ...} or {"text": ...}). */
 struct command {
-    const char *name, *help, *operand;
-    bool skip_special_possible;
     int (*convert)(const struct command *command, const struct tokenizer *tokenizer, const json_t *input,
                    json_t **ret_output, struct error *ret_error);
     json_t *(*parse)(const char *text, size_t length, struct error *ret_error); /* plain input to the same JSON value */
     void (*print)(const json_t *output);
 
-    bool json, skip_special; /* from the flags */
-    const char *model, *json_lines, **operands;
+    const char *name; /* from here on: from the command line */
+    bool json, skip_special;
+    const char *json_lines;
+    const char *const *operands;
     size_t operand_count;
 };
-
-static int fail(const struct command *command, const char *message)
-{
-    fprintf(stderr, "calypte %s: %s\n", command->name, message);
-    return EXIT_FAILED;
-}
 
 /* -- conversions -- */
 
@@ -48,7 +45,8 @@ static int text_to_ids(const struct command *command, const struct tokenizer *to
     (void)command;
     if (!json_is_string(input))
         return error_set(ret_error, EINVAL, "not a JSON string");
-    int status = tokenizer_encode(tokenizer, json_string_value(input), json_string_length(input), &ids, &count, ret_error);
+    int status =
+        tokenizer_encode(tokenizer, json_string_value(input), json_string_length(input), &ids, &count, ret_error);
     if (status < 0)
         return status;
     json_t *array = json_array();
@@ -87,10 +85,15 @@ static int ids_to_text(const struct command *command, const struct tokenizer *to
 
 static json_t *parse_text(const char *text, size_t length, struct error *ret_error)
 {
-    json_t *string = json_stringn(text, length);
+    size_t offset;
 
+    if (!utf8_valid(text, length, &offset)) {
+        error_set(ret_error, EILSEQ, "the text is not UTF-8 at byte %zu", offset);
+        return NULL;
+    }
+    json_t *string = json_stringn(text, length);
     if (!string)
-        error_set(ret_error, EILSEQ, "the text is not UTF-8");
+        error_set(ret_error, ENOMEM, "out of memory");
     return string;
 }
 
@@ -178,10 +181,10 @@ static int run_once(const struct command *command, const struct tokenizer *token
     struct error error;
 
     if (read_operands(command, &text, &error) < 0)
-        return fail(command, error.text);
+        return usage_failed(command->name, "%s", error.text);
     input = command->parse(text.bytes, text.length, &error);
     if (!input || command->convert(command, tokenizer, input, &output, &error) < 0)
-        return fail(command, error.text);
+        return usage_failed(command->name, "%s", error.text);
     (command->json ? print_json : command->print)(output);
     return EXIT_DONE;
 }
@@ -196,10 +199,8 @@ static int run_lines(const struct command *command, const struct tokenizer *toke
     struct error error;
     ssize_t length;
 
-    if (!from_stdin && !file) {
-        error_set(&error, errno, "%s: %s", command->json_lines, strerror(errno));
-        return fail(command, error.text);
-    }
+    if (!from_stdin && !file)
+        return usage_failed(command->name, "%s: %s", command->json_lines, strerror(errno));
     while ((length = getline(&line, &capacity, from_stdin ? stdin : file)) > 0) {
         _cleanup_(json_decrefp) json_t *input = NULL, *output = NULL;
         json_error_t json_error;
@@ -211,114 +212,89 @@ static int run_lines(const struct command *command, const struct tokenizer *toke
             wrong++;
             fprintf(stderr, "calypte %s: line %zu: %s\n", command->name, number, error.text);
             output = json_pack("{s:s}", "error", error.text);
+            if (!output) /* the line quotes bytes that are not UTF-8 */
+                output = json_pack("{s:s}", "error", "not a line of JSON");
         }
         print_json(output);
+        fflush(stdout); /* a program may wait for the answer before it writes the next line */
     }
     return wrong ? EXIT_FAILED : EXIT_DONE;
 }
 
-/* -- arguments -- */
+/* -- the commands -- */
 
-/* Returns -1 to go on, or an exit code. */
-static int parse_arguments(struct command *command, int argc, char **argv)
-{
-    static const char *const flags[] = {"--json", "--json-lines", "--help", "--skip-special"};
-    size_t flag_count = command->skip_special_possible ? 4 : 3;
-    bool flags_end = false;
-
-    for (int i = 1; i < argc; i++) {
-        const char *argument = argv[i];
-        if (flags_end || argument[0] != '-' || strcmp(argument, "-") == 0) {
-            if (!command->model)
-                command->model = argument;
-            else
-                command->operands[command->operand_count++] = argument;
-        } else if (strcmp(argument, "--") == 0) {
-            flags_end = true;
-        } else if (strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0) {
-            fputs(command->help, stdout);
-            return EXIT_DONE;
-        } else if (strcmp(argument, "--json") == 0) {
-            command->json = true;
-        } else if (strcmp(argument, "--skip-special") == 0 && command->skip_special_possible) {
-            command->skip_special = true;
-        } else if (strcmp(argument, "--json-lines") == 0) {
-            if (i + 1 == argc)
-                return usage_error(command->name, "--json-lines needs a file, or - for stdin");
-            command->json_lines = argv[++i];
-        } else if (strncmp(argument, "--json-lines=", 13) == 0) {
-            command->json_lines = argument + 13;
-        } else {
-            return usage_unknown_flag(command->name, argument, flags, flag_count);
-        }
-    }
-    if (!command->model)
-        return usage_error(command->name, "MODEL is missing: a container, a model folder or a tokenizer.json");
-    if (command->json_lines && command->operand_count > 0)
-        return usage_error(command->name, "--json-lines reads its input from %s, so there can be no %s", command->json_lines,
-                           command->operand);
-    return -1;
-}
-
-static int run(struct command *command, int argc, char **argv)
+static int run(struct command *command, const struct command_line *line, int argc, char **argv)
 {
     _cleanup_(tokenizer_closep) struct tokenizer *tokenizer = NULL;
-    _cleanup_free_ const char **operands = calloc((size_t)argc + 1, sizeof *operands);
+    struct arguments arguments;
     struct error error;
 
-    if (!operands)
-        return fail(command, "out of memory");
-    command->operands = operands;
-    int code = parse_arguments(command, argc, argv);
-    if (code >= 0)
+    int code = arguments_parse(line, argc, argv, &arguments);
+    if (code != ARGUMENTS_GO_ON)
         return code;
+    command->name = line->command;
+    command->json = arguments.values[FLAG_JSON] != NULL;
+    command->json_lines = arguments.values[FLAG_JSON_LINES];
+    command->skip_special = arguments.values[FLAG_SKIP_SPECIAL] != NULL;
+    command->operands = arguments.operands + 1;
+    command->operand_count = arguments.operand_count - 1;
+    if (command->json_lines && command->operand_count > 0)
+        return usage_error(command->name, "--json-lines reads its input from %s, so \"%s\" cannot stand there too",
+                           command->json_lines, command->operands[0]);
     /* "-" is stdin, as no operand at all is */
-    if (command->operand_count == 1 && strcmp(operands[0], "-") == 0)
+    if (command->operand_count == 1 && strcmp(command->operands[0], "-") == 0)
         command->operand_count = 0;
-    if (tokenizer_open(command->model, &tokenizer, &error) < 0)
-        return fail(command, error.text);
+    if (tokenizer_open(arguments.operands[0], &tokenizer, &error) < 0)
+        return usage_failed(command->name, "%s", error.text);
     code = command->json_lines ? run_lines(command, tokenizer) : run_once(command, tokenizer);
     if (fflush(stdout) != 0 || ferror(stdout))
-        return fail(command, "cannot write to stdout");
+        return usage_failed(command->name, "cannot write to stdout");
     return code;
 }
 
 int cmd_tokenize(int argc, char **argv)
 {
-    struct command command = {
-        .name = "tokenize",
-        .operand = "TEXT",
-        .help = "Usage: calypte tokenize MODEL [TEXT]\n"
-                "The token ids of a text. MODEL is a container, a Hugging Face folder or a tokenizer.json; without TEXT,\n"
-                "or with -, the text is read from stdin as it is. Added tokens such as <|user|> are one id each.\n\n"
-                "  --json             print {\"ids\":[...]}\n"
-                "  --json-lines FILE  read one JSON string a line (- is stdin), answer {\"ids\":[...]} a line\n"
-                "  --help             print this\n",
-        .convert = text_to_ids,
-        .parse = parse_text,
-        .print = print_ids,
+    static const struct flag flags[] = {
+        [FLAG_JSON] = {"--json", NULL, NULL, "print {\"ids\":[...]}"},
+        [FLAG_JSON_LINES] = {"--json-lines", NULL, "FILE",
+                             "one JSON string a line in (- is stdin), {\"ids\":[...]} a line out"},
+        {.name = NULL},
     };
+    static const struct command_line line = {
+        .command = "tokenize",
+        .operands = "MODEL [TEXT]",
+        .summary = "The token ids of a text. Added tokens such as <|user|> are one id each.",
+        .details = "MODEL is a container, a Hugging Face folder or a tokenizer.json. Without TEXT, or with -, the\n"
+                   "text is read from stdin as it is, its last newline included.",
+        .flags = flags,
+        .least_operands = 1,
+        .most_operands = 2,
+    };
+    struct command command = {.convert = text_to_ids, .parse = parse_text, .print = print_ids};
 
-    return run(&command, argc, argv);
+    return run(&command, &line, argc, argv);
 }
 
 int cmd_detokenize(int argc, char **argv)
 {
-    struct command command = {
-        .name = "detokenize",
-        .operand = "ID",
-        .help = "Usage: calypte detokenize MODEL [ID...]\n"
-                "The text of token ids. MODEL is a container, a Hugging Face folder or a tokenizer.json; without ids, or\n"
-                "with -, they are read from stdin, separated by white space or commas.\n\n"
-                "  --json             print {\"text\":\"...\"}\n"
-                "  --json-lines FILE  read one JSON array of ids a line (- is stdin), answer {\"text\":\"...\"} a line\n"
-                "  --skip-special     leave out special tokens such as <|endoftext|>\n"
-                "  --help             print this\n",
-        .skip_special_possible = true,
-        .convert = ids_to_text,
-        .parse = parse_ids,
-        .print = print_text,
+    static const struct flag flags[] = {
+        [FLAG_JSON] = {"--json", NULL, NULL, "print {\"text\":\"...\"}"},
+        [FLAG_JSON_LINES] = {"--json-lines", NULL, "FILE",
+                             "one array of ids a line in (- is stdin), {\"text\":\"...\"} a line out"},
+        [FLAG_SKIP_SPECIAL] = {"--skip-special", NULL, NULL, "leave out special tokens such as <|endoftext|>"},
+        {.name = NULL},
     };
+    static const struct command_line line = {
+        .command = "detokenize",
+        .operands = "MODEL [ID...]",
+        .summary = "The text of token ids.",
+        .details = "MODEL is a container, a Hugging Face folder or a tokenizer.json. Without ids, or with -, they\n"
+                   "are read from stdin, separated by white space or commas.",
+        .flags = flags,
+        .least_operands = 1,
+        .most_operands = ARGUMENTS_MAX_OPERANDS,
+    };
+    struct command command = {.convert = ids_to_text, .parse = parse_ids, .print = print_text};
 
-    return run(&command, argc, argv);
+    return run(&command, &line, argc, argv);
 }

@@ -14,28 +14,27 @@
 #define JOBS_MAX 1024u
 #define LINE_SECONDS 5.0 /* between progress lines where there is no terminal */
 
-static const char help[] =
-    "usage: calypte convert [FLAGS] SRC DST\n"
-    "\n"
-    "Makes a Calypte container DST from the Hugging Face checkpoint in folder SRC. SRC is only read. A conversion that was\n"
-    "interrupted goes on where it was when the same command is given again, and gives the same bytes.\n"
-    "\n"
-    "  --experts int4|int8   format of the experts (default int4)\n"
-    "  --dense int8|int4     format of the other matrices (default int8); the MTP layer's are always int8\n"
-    "  --qk-norm-eps X       epsilon of the norms after q_a_proj and kv_a_proj (default 1e-6)\n"
-    "  --jobs N              threads (default: the CPUs this process may use); each holds one tensor's rows or one expert\n"
-    "  --plan                print sizes and formats, write nothing (DST may be left out)\n"
-    "  --json                print the result as JSON\n"
-    "  --help                this text\n";
+enum { FLAG_EXPERTS, FLAG_DENSE, FLAG_QK_NORM_EPS, FLAG_JOBS, FLAG_PLAN, FLAG_JSON };
 
-static const char *const flags[] = {"--experts", "--dense", "--qk-norm-eps", "--jobs", "--plan", "--json", "--help"};
-static const char *const value_flags[] = {"--experts", "--dense", "--qk-norm-eps", "--jobs"};
+static const struct flag flags[] = {
+    [FLAG_EXPERTS] = {"--experts", NULL, "int4|int8", "format of the experts, the MTP layer's too (default int4)"},
+    [FLAG_DENSE] = {"--dense", NULL, "int8|int4", "format of the other matrices (default int8); in the MTP layer int8 always"},
+    [FLAG_QK_NORM_EPS] = {"--qk-norm-eps", NULL, "X", "epsilon of the norms behind q_a_proj and kv_a_proj (default 1e-6)"},
+    [FLAG_JOBS] = {"--jobs", NULL, "N", "threads (default: the CPUs that this process may use)"},
+    [FLAG_PLAN] = {"--plan", NULL, NULL, "print sizes and formats, write nothing (DST may be left out)"},
+    [FLAG_JSON] = {"--json", NULL, NULL, "print the result as JSON"},
+    {NULL, NULL, NULL, NULL},
+};
 
-struct arguments {
-    struct plan_options options;
-    unsigned jobs;
-    bool plan, json, help;
-    const char *source, *destination;
+static const struct command_line syntax = {
+    .command = "convert",
+    .operands = "SRC DST",
+    .summary = "Makes the container DST from the Hugging Face checkpoint in the folder SRC, which is only read.",
+    .details = "A conversion that was interrupted goes on where it was when the same command is given again, and gives the same bytes.\n"
+               "Each thread holds a few rows of one tensor, or one expert, in memory.",
+    .flags = flags,
+    .least_operands = 1,
+    .most_operands = 2,
 };
 
 /* Progress of a run, drawn by the thread that called convert_run. */
@@ -118,91 +117,30 @@ static void note(struct convert_watch *watch, const char *line)
     fprintf(stderr, "convert: %s\n", line);
 }
 
-static int parse_value(struct arguments *arguments, const char *flag, const char *value)
+static int parse_format(const struct arguments *arguments, size_t flag, enum weight_format *ret_format)
 {
-    char *end;
-    if (!strcmp(flag, "--experts") || !strcmp(flag, "--dense")) {
-        enum weight_format format = weight_format_parse(value);
-        if (!format)
-            return usage_error("convert", "%s %s is not a format, it is int4 or int8", flag, value);
-        *(flag[2] == 'e' ? &arguments->options.experts : &arguments->options.dense) = format;
-    } else if (!strcmp(flag, "--jobs")) {
-        unsigned long jobs = strtoul(value, &end, 10);
-        if (*value < '0' || *value > '9' || *end || jobs < 1 || jobs > JOBS_MAX)
-            return usage_error("convert", "--jobs %s is not a number from 1 to %u", value, JOBS_MAX);
-        arguments->jobs = (unsigned)jobs;
-    } else {
-        double eps = strtod(value, &end);
-        if (end == value || *end || !(eps > 0 && eps <= 0.1))
-            return usage_error("convert", "--qk-norm-eps %s is not a number over 0 up to 0.1", value);
-        arguments->options.qk_norm_eps = eps;
-    }
-    return 0;
+    const char *value = arguments->values[flag];
+    if (!value)
+        return 0;
+    *ret_format = weight_format_parse(value);
+    return *ret_format ? 0 : usage_error("convert", "%s %s is not a format, it is int4 or int8", flags[flag].name, value);
 }
 
-static bool takes_value(const char *flag, size_t length)
+static int parse_options(const struct arguments *arguments, struct plan_options *ret_options, unsigned *ret_jobs)
 {
-    for (size_t i = 0; i < sizeof value_flags / sizeof value_flags[0]; i++) {
-        if (strlen(value_flags[i]) == length && !strncmp(value_flags[i], flag, length))
-            return true;
-    }
-    return false;
-}
-
-/* One argument that is a flag; *i moves on when it takes the next one as its value. */
-static int parse_flag(struct arguments *arguments, int argc, char **argv, int *i)
-{
-    const char *flag = argv[*i], *equals = strchr(flag, '=');
-    size_t length = equals ? (size_t)(equals - flag) : strlen(flag);
-    if (takes_value(flag, length)) {
-        char name[32];
-        snprintf(name, sizeof name, "%.*s", (int)length, flag);
-        const char *value = equals ? equals + 1 : argv[*i + 1];
-        if (!equals && *i + 1 >= argc)
-            return usage_error("convert", "%s needs a value", name);
-        *i += !equals;
-        return parse_value(arguments, name, value);
-    }
-    if (!strcmp(flag, "--plan"))
-        arguments->plan = true;
-    else if (!strcmp(flag, "--json"))
-        arguments->json = true;
-    else if (!strcmp(flag, "--help") || !strcmp(flag, "-h"))
-        arguments->help = true;
-    else
-        return usage_unknown_flag("convert", flag, flags, sizeof flags / sizeof flags[0]);
-    return 0;
-}
-
-static int parse_arguments(int argc, char **argv, struct arguments *ret_arguments)
-{
-    struct arguments arguments = {.options = {.experts = WEIGHT_INT4, .dense = WEIGHT_INT8}, .jobs = usable_cpus()};
-    bool only_paths = false;
-    for (int i = 1; i < argc; i++) {
-        int status = 0;
-        if (!only_paths && !strcmp(argv[i], "--"))
-            only_paths = true;
-        else if (!only_paths && argv[i][0] == '-' && argv[i][1])
-            status = parse_flag(&arguments, argc, argv, &i);
-        else if (!arguments.source)
-            arguments.source = argv[i];
-        else if (!arguments.destination)
-            arguments.destination = argv[i];
-        else
-            return usage_error("convert", "%s is one argument too many: it takes SRC and DST", argv[i]);
-        if (status != 0)
-            return status;
-    }
-    if (!arguments.help && (!arguments.source || (!arguments.destination && !arguments.plan)))
-        return usage_error("convert", "%s is missing: calypte convert SRC DST", arguments.source ? "DST" : "SRC");
-    *ret_arguments = arguments;
-    return 0;
-}
-
-static int fail(const char *what, const struct error *error)
-{
-    fprintf(stderr, "calypte %s: %s\n", what, error->text);
-    return EXIT_FAILED;
+    *ret_options = (struct plan_options){.experts = WEIGHT_INT4, .dense = WEIGHT_INT8, .qk_norm_eps = 1e-6};
+    uint64_t jobs = usable_cpus();
+    int status = parse_format(arguments, FLAG_EXPERTS, &ret_options->experts);
+    if (status == 0)
+        status = parse_format(arguments, FLAG_DENSE, &ret_options->dense);
+    if (status == 0)
+        status = arguments_real(arguments, FLAG_QK_NORM_EPS, 1e-12, 0.1, &ret_options->qk_norm_eps);
+    if (status == 0)
+        status = arguments_integer(arguments, FLAG_JOBS, 1, JOBS_MAX, &jobs);
+    if (status == 0 && arguments->operand_count < 2 && !arguments->values[FLAG_PLAN])
+        status = usage_error("convert", "DST is missing: calypte convert SRC DST");
+    *ret_jobs = (unsigned)jobs;
+    return status;
 }
 
 /* At most a few of the notes: a checkpoint may hold thousands of tensors of one kind that are not needed. */
@@ -215,7 +153,7 @@ static void print_notes(const struct checkpoint *checkpoint)
         fprintf(stderr, "convert: %zu more tensors ignored\n", checkpoint->note_count - most);
 }
 
-static int run(const struct plan *plan, const struct arguments *arguments)
+static int run(const struct plan *plan, const char *destination, unsigned jobs, bool json)
 {
     struct progress progress = {
         .watch = {.tick = tick, .note = note}, .terminal = isatty(STDERR_FILENO), .on = true};
@@ -228,7 +166,7 @@ static int run(const struct plan *plan, const struct arguments *arguments)
 
     struct error error = {{0}};
     enum convert_result result = CONVERT_DONE;
-    int status = convert_run(plan, arguments->destination, arguments->jobs, &progress.watch, &result, &error);
+    int status = convert_run(plan, destination, jobs, &progress.watch, &result, &error);
     tick(&progress.watch);
     clear_bar(&progress);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -237,12 +175,12 @@ static int run(const struct plan *plan, const struct arguments *arguments)
         return progress.signal == SIGINT ? EXIT_INTERRUPTED : 128 + progress.signal;
     }
     if (status < 0)
-        return fail("convert", &error);
+        return usage_failed("convert", "%s", error.text);
     if (result == CONVERT_WAS_DONE)
-        fprintf(stderr, "convert: %s: holds this container already, nothing to do\n", arguments->destination);
+        fprintf(stderr, "convert: %s: holds this container already, nothing to do\n", destination);
     else
-        fprintf(stderr, "convert: %s: done in %.1f s\n", arguments->destination, seconds_since(&progress.started));
-    if (arguments->json)
+        fprintf(stderr, "convert: %s: done in %.1f s\n", destination, seconds_since(&progress.started));
+    if (json)
         report_plan(plan, true, stdout);
     return EXIT_DONE;
 }
@@ -250,22 +188,22 @@ static int run(const struct plan *plan, const struct arguments *arguments)
 int cmd_convert(int argc, char **argv)
 {
     struct arguments arguments;
-    int status = parse_arguments(argc, argv, &arguments);
+    struct plan_options options;
+    unsigned jobs;
+    int status = arguments_parse(&syntax, argc, argv, &arguments);
+    if (status != ARGUMENTS_GO_ON)
+        return status;
+    status = parse_options(&arguments, &options, &jobs);
     if (status != 0)
         return status;
-    if (arguments.help) {
-        fputs(help, stdout);
-        return EXIT_DONE;
-    }
     struct error error = {{0}};
     _cleanup_(checkpoint_close) struct checkpoint checkpoint = {0};
     _cleanup_(plan_free) struct plan plan = {0};
-    if (checkpoint_open(arguments.source, &checkpoint, &error) < 0 ||
-        plan_make(&checkpoint, &arguments.options, &plan, &error) < 0)
-        return fail("convert", &error);
+    if (checkpoint_open(arguments.operands[0], &checkpoint, &error) < 0 || plan_make(&checkpoint, &options, &plan, &error) < 0)
+        return usage_failed("convert", "%s", error.text);
     print_notes(&checkpoint);
-    if (!arguments.plan)
-        return run(&plan, &arguments);
-    report_plan(&plan, arguments.json, stdout);
+    if (!arguments.values[FLAG_PLAN])
+        return run(&plan, arguments.operands[1], jobs, arguments.values[FLAG_JSON] != NULL);
+    report_plan(&plan, arguments.values[FLAG_JSON] != NULL, stdout);
     return EXIT_DONE;
 }

@@ -51,8 +51,8 @@ static int destination_open(const char *source, const char *path, struct destina
     if (mkdir(path, 0755) == 0)
         destination.created = true;
     else if (errno != EEXIST)
-        return error_set(ret_error, errno, "%s: cannot create this folder: %s; choose a folder that can be written to", path,
-                         strerror(errno));
+        return error_set(ret_error, errno, "%s: cannot create this folder: %s; %s", path, strerror(errno),
+                         errno == ENOENT ? "create the folder that it shall stand in" : "choose a folder that can be written to");
     int status = check_outside(source, path, ret_error);
     if (status < 0) {
         if (destination.created)

@@ -29,7 +29,7 @@ int quantise_exponent(enum weight_format format, float absmax)
     int x;
     frexpf(absmax, &x);
     int exponent = x - (format == WEIGHT_INT4 ? 17 : 21);
-    return exponent < -100 ? -100 : exponent;
+    return exponent < -126 ? -126 : exponent; /* 2^-126 is the smallest normal f32 */
 }
 
 static float largest_magnitude(const float *values)

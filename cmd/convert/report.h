@@ -5,19 +5,27 @@
 
 #include <stdio.h>
 
-/* What `plan` will write, as lines or as one JSON object. */
-void report_plan(const struct plan *plan, bool json, FILE *out);
-
-/* What `model` needs and reads: facts common to a container and to a plan of one. */
+/* What a model needs and reads: facts common to a container and to a plan of one. */
 struct model_facts {
     const struct model_config *config;
     enum weight_format dense_format, expert_format;
     uint64_t dense_bytes, expert_bytes; /* of the files */
-    uint64_t dense_token_bytes;         /* dense weights that one token reads: all but most of the embedding */
+    uint64_t dense_token_bytes;         /* dense weights that every token reads */
     uint64_t slice_bytes;
 };
 
-/* The facts as a JSON object, or NULL without memory. */
+struct model_facts report_plan_facts(const struct plan *plan);
+
+/* Whether every token reads a dense tensor: the embedding gives one row only, and the MTP layer only drafts. */
+bool report_read_each_token(const struct model_config *config, const char *tensor);
+
+/* The facts as a JSON object (NULL without memory), and as lines for people. */
 json_t *report_facts(const struct model_facts *facts);
-/* The same for people. */
 void report_print(const struct model_facts *facts, FILE *out);
+
+/* What `plan` will write, as lines or as one JSON object. */
+void report_plan(const struct plan *plan, bool json, FILE *out);
+
+#define REPORT_BYTES_SIZE 32
+/* "20.05 MB" (powers of 1000). */
+void report_bytes(uint64_t bytes, char ret_text[REPORT_BYTES_SIZE]);

@@ -7,6 +7,8 @@
 #include <pcre2.h>
 #include <utf8proc.h>
 
+#include "cmd/front/utf8.h"
+
 /* \w of Rust's regex, by which Hugging Face tokenizers judge single_word. */
 #define WORD_PATTERN "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]"
 
@@ -18,7 +20,8 @@ size_t white_space(const char *text, size_t length)
     if (size <= 0)
         return 0;
     bool space = (c >= 0x9 && c <= 0xD) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-                 (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+                 (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+                 c == 0x3000;
     return space ? (size_t)size : 0;
 }
 
@@ -53,7 +56,8 @@ int added_tokens_index(struct added_tokens *added, struct error *ret_error)
     for (size_t i = 0; i < added->count; i++) {
         single_word |= added->tokens[i].single_word;
         if (i > 0 && compare(&added->tokens[i - 1], &added->tokens[i]) == 0)
-            return error_set(ret_error, EINVAL, "added_tokens: \"%.64s\" is there twice", added->tokens[i].content);
+            return error_set(ret_error, EINVAL, "added_tokens: \"%s\" is there twice",
+                             utf8_quoted(added->tokens[i].content).text);
     }
     for (size_t byte = 0; byte <= 256; byte++) {
         while (at < added->count && (unsigned char)added->tokens[at].match[0] < byte)
@@ -63,8 +67,8 @@ int added_tokens_index(struct added_tokens *added, struct error *ret_error)
     if (single_word) {
         int code;
         PCRE2_SIZE offset;
-        added->word = pcre2_compile((PCRE2_SPTR)WORD_PATTERN, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code,
-                                    &offset, NULL);
+        added->word =
+            pcre2_compile((PCRE2_SPTR)WORD_PATTERN, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &offset, NULL);
         if (!added->word)
             return error_set(ret_error, ENOMEM, "out of memory");
     }

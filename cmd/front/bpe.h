@@ -33,7 +33,7 @@ struct bpe_scratch {
 
 void bpe_scratch_free(struct bpe_scratch *scratch);
 
-/* Encodes one word of `length` bytes (below 2^31) to at most `length` ids in `ret_ids`; O(n log n). Bytes without a token
- * vanish, as in Hugging Face tokenizers without an unk_token. 0 or -ENOMEM. Any thread with its own scratch. */
+/* Encodes one word of `length` bytes (below 2^31) to at most `length` ids in `ret_ids`; O(n log n). Bytes without a
+ * token vanish, as in Hugging Face tokenizers without an unk_token. 0 or -ENOMEM. Any thread with its own scratch. */
 int bpe_encode(const struct bpe *bpe, const struct vocabulary *vocabulary, struct bpe_scratch *scratch,
                const char *word, size_t length, int32_t *ret_ids, size_t *ret_count);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cmd/front/utf8.h"
 #include "proto/cleanup.h"
 
 struct prompt {
@@ -158,8 +159,8 @@ static int glm_message(struct prompt *prompt, const struct chat_message *message
         return glm_assistant(prompt, message, last_user == SIZE_MAX || index > last_user);
     if (is_tool(message))
         return glm_tool(prompt, message, index == 0 || !is_tool(&messages[index - 1]));
-    return error_set(prompt->error, EINVAL, "\"%.32s\" is not one of system, user, assistant, tool, observation",
-                     message->role);
+    return error_set(prompt->error, EINVAL, "\"%s\" is not one of system, user, assistant, tool, observation",
+                     utf8_quoted(message->role).text);
 }
 
 static int glm_render(struct prompt *prompt, const struct chat_message *messages, size_t count,
@@ -212,7 +213,7 @@ int chat_think_parse(const char *text, enum chat_think *ret_think, struct error 
             return 0;
         }
     }
-    return error_set(ret_error, EINVAL, "think: \"%.32s\" is not one of off, on, high, max", text);
+    return error_set(ret_error, EINVAL, "think: \"%s\" is not one of off, on, high, max", utf8_quoted(text).text);
 }
 
 int chat_render(const struct tokenizer *tokenizer, const struct chat_message *messages, size_t count,

@@ -34,6 +34,6 @@ int chat_think_parse(const char *text, enum chat_think *ret_think, struct error 
 
 /* The prompt that asks for the next answer. Role markers are single ids; the text of every message is encoded with
  * tokenizer_encode_plain, so no message can forge one. *ret_ids is for free(). Errors: -EINVAL for a missing or unknown
- * field, named as messages[i].role; -ENOTSUP when the tokenizer lacks a marker; those of tokenizer_encode. Any thread. */
+ * field, named as messages[i].role; -ENOTSUP when the tokenizer lacks a marker; those of tokenizer_encode. */
 int chat_render(const struct tokenizer *tokenizer, const struct chat_message *messages, size_t count,
                 const struct chat_options *options, int32_t **ret_ids, size_t *ret_count, struct error *ret_error);

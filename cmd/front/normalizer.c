@@ -17,17 +17,17 @@ static unsigned combining_class(int32_t character)
     return (unsigned)utf8proc_get_property(character)->combining_class & 0xFF;
 }
 
-/* Canonical ordering of one run of characters whose class is not 0: a stable sort by class. utf8proc's own decomposition
- * sorts by exchanging neighbours, which takes hours for a megabyte of marks; so decomposition is asked for one character
- * at a time, and this counts. */
+/* Canonical ordering of one run of characters whose class is not 0: a stable sort by class. utf8proc's own
+ * decomposition sorts by exchanging neighbours, which takes hours for a megabyte of marks; so decomposition is asked
+ * for one character at a time, and this counts. */
 static void sort_run(int32_t *run, int32_t *spare, size_t length)
 {
     size_t starts[257] = {0};
 
     for (size_t i = 0; i < length; i++)
         starts[combining_class(run[i]) + 1]++;
-    for (size_t class = 1; class <= 256; class++)
-        starts[class] += starts[class - 1];
+    for (size_t i = 1; i <= 256; i++)
+        starts[i] += starts[i - 1];
     for (size_t i = 0; i < length; i++)
         spare[starts[combining_class(run[i])]++] = run[i];
     memcpy(run, spare, length * sizeof *run);
@@ -39,13 +39,13 @@ static void sort_marks(int32_t *characters, int32_t *spare, size_t count)
     bool sorted = true;
 
     for (size_t i = 0; i <= count; i++) {
-        unsigned class = i < count ? combining_class(characters[i]) : 0;
-        if (class == 0) {
+        unsigned rank = i < count ? combining_class(characters[i]) : 0;
+        if (rank == 0) {
             if (!sorted)
                 sort_run(characters + start, spare, i - start);
             start = i + 1;
             sorted = true;
-        } else if (i > start && class < combining_class(characters[i - 1])) {
+        } else if (i > start && rank < combining_class(characters[i - 1])) {
             sorted = false;
         }
     }
@@ -59,7 +59,8 @@ static int decompose(const char *text, size_t length, int32_t **ret_characters, 
 
     for (size_t at = 0; at < length;) {
         utf8proc_int32_t character;
-        at += (size_t)utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &character);
+        at +=
+            (size_t)utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &character);
         if (capacity - count < MAX_DECOMPOSED) {
             capacity = capacity + capacity / 2 + length + MAX_DECOMPOSED;
             int32_t *grown = reallocarray(characters, capacity, sizeof *characters);
@@ -96,8 +97,8 @@ int normalizer_nfc(const char *text, size_t length, struct buffer *out)
     if (!spare || buffer_reserve(out, 4 * count) < 0)
         return -ENOMEM;
     sort_marks(characters, spare, count);
-    utf8proc_ssize_t composed = utf8proc_normalize_utf32(characters, (utf8proc_ssize_t)count,
-                                                         UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    utf8proc_ssize_t composed =
+        utf8proc_normalize_utf32(characters, (utf8proc_ssize_t)count, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     if (composed < 0)
         return -EINVAL;
     for (utf8proc_ssize_t i = 0; i < composed; i++)

@@ -10,8 +10,8 @@
 #include "cmd/front/utf8.h"
 #include "proto/cleanup.h"
 
-/* A match may take this many steps for each byte of text, and some more: far above what the patterns of known tokenizers
- * need (a handful), far below a quadratic search. */
+/* A match may take this many steps for each byte of text, and some more: far above what the patterns of known
+ * tokenizers need (a handful), far below a quadratic search. */
 #define STEPS_PER_BYTE 64
 #define STEPS_AT_LEAST 100000
 #define HEAP_LIMIT_KIB (256 * 1024)
@@ -73,8 +73,8 @@ int pretokenizer_add_split(struct pretokenizer *pretokenizer, const char *patter
         status = compile(translated.bytes, translated.length, literal, &code, ret_error);
     if (status < 0)
         return status;
-    pretokenizer->splits[pretokenizer->split_count++] = (struct split){
-        .code = take_pointer(code), .remove_matches = remove_matches, .remove_gaps = remove_gaps};
+    pretokenizer->splits[pretokenizer->split_count++] =
+        (struct split){.code = take_pointer(code), .remove_matches = remove_matches, .remove_gaps = remove_gaps};
     return 0;
 }
 
@@ -92,8 +92,8 @@ static int match(struct run *run, const pcre2_code *code, const char *text, size
     uint64_t steps = STEPS_AT_LEAST + STEPS_PER_BYTE * (uint64_t)(length - start);
     pcre2_set_match_limit(run->match_context, steps < UINT32_MAX ? (uint32_t)steps : UINT32_MAX);
 
-    int found = pcre2_match(code, (PCRE2_SPTR)text, length, start, PCRE2_NO_UTF_CHECK, run->match_data,
-                            run->match_context);
+    int found =
+        pcre2_match(code, (PCRE2_SPTR)text, length, start, PCRE2_NO_UTF_CHECK, run->match_data, run->match_context);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) /* compiled code has a small stack; the interpreter uses the heap */
         found = pcre2_match(code, (PCRE2_SPTR)text, length, start, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, run->match_data,
                             run->match_context);

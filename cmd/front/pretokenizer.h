@@ -25,15 +25,14 @@ int pretokenizer_add_split(struct pretokenizer *pretokenizer, const char *patter
                            bool remove_matches, bool remove_gaps, struct error *ret_error);
 
 /* The pattern of ByteLevel with `use_regex`, from GPT-2. */
-#define PRETOKENIZER_GPT2_PATTERN                                                                                      \
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define PRETOKENIZER_GPT2_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
 void pretokenizer_free(struct pretokenizer *pretokenizer);
 
 /* Called for each word, never an empty one; a negative return ends the run and is returned. */
 typedef int pretokenizer_word_fn(void *context, const char *word, size_t length, struct error *ret_error);
 
-/* Cuts `text` (valid UTF-8). Steps of matching are limited in proportion to the length: -E2BIG when a pattern needs more.
- * Any thread. */
+/* Cuts `text` (valid UTF-8). Steps of matching are limited in proportion to the length: -E2BIG when a pattern needs
+ * more. Any thread. */
 int pretokenizer_run(const struct pretokenizer *pretokenizer, const char *text, size_t length,
                      pretokenizer_word_fn *word, void *context, struct error *ret_error);

@@ -8,8 +8,8 @@
 #include "proto/error.h"
 
 struct sampler_params {
-    float temperature;       /* 0: greedy */
-    float top_p;             /* in (0, 1]; 1: all tokens */
+    float temperature; /* 0: greedy */
+    float top_p;       /* in (0, 1]; 1: all tokens */
     uint64_t seed;
     size_t vocab_limit;      /* ids at and above it are never chosen; SIZE_MAX: no limit */
     const uint64_t *allowed; /* bitmap of the ids that may be chosen (tokenizer_allowed), or NULL: all */
@@ -29,8 +29,9 @@ int sampler_check(const struct sampler_params *params, struct error *ret_error);
 /* Chooses an id for `position` (the absolute position of the new token) from logits[vocab].
  *
  * Greedy: the greatest logit, ties to the lowest id. Else: p = softmax(logits / temperature) over the allowed ids; the
- * fewest tokens whose p add up to at least top_p, in descending p, ties to the lowest id; one of them in proportion to p,
- * by the number that Philox4x32-10 gives for (seed, position). Expected time O(vocab + k log vocab) for k tokens kept.
+ * fewest tokens whose p add up to at least top_p, in descending p, ties to the lowest id; one of them in proportion to
+ * p, by the number that Philox4x32-10 gives for (seed, position). Expected time O(vocab + k log vocab) for k tokens
+ * kept.
  *
  * Returns the id; -EDOM when an allowed logit is NaN or +infinity, or when no id is allowed or all are -infinity;
  * -ENOMEM. */

@@ -10,9 +10,10 @@
 #define MAX_DEPTH 64
 
 /* White_Space of Unicode, which is \s to Oniguruma and to Rust's regex. PCRE2 counts U+180E too. */
-#define SPACE "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define SPACE                                                                                                          \
+    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define NOT_SPACE                                                                                                      \
-    "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}"    \
+    "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}" \
     "\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
 
 struct translation {
@@ -56,7 +57,8 @@ static int copy(struct translation *t, size_t count)
 
 static bool is_general_category(const char *name, size_t length)
 {
-    static const char categories[] = " L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp C Cc Cf Co ";
+    static const char categories[] =
+        " L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp C Cc Cf Co ";
     char word[5];
 
     if (length < 1 || length > 2)
@@ -238,17 +240,14 @@ static int step(struct translation *t)
         if (peek(t, peek(t, 1) == '^' ? 2 : 1) == ']')
             return refuse(t, "an empty class");
         return copy(t, peek(t, 1) == '^' ? 2 : 1);
-    case '(':
-        return open_group(t);
+    case '(': return open_group(t);
     case ')':
         if (t->depth == 0)
             return refuse(t, "an unmatched )");
         t->depth--;
         return copy(t, 1);
-    case '{':
-        return interval(t);
-    default:
-        return copy(t, 1);
+    case '{': return interval(t);
+    default: return copy(t, 1);
     }
 }
 

@@ -22,12 +22,13 @@ static inline void text_stream_freep(struct text_stream **stream)
     text_stream_free(*stream);
 }
 
-/* Feeds the bytes of a token. *ret_text is the text that may be shown now (perhaps empty, valid until the next call, not
- * terminated). Returns 1 when a stop string is complete: what came before it has been given out, what follows is ignored;
- * 0 otherwise, -ENOMEM. The first stop string to be complete counts; of several that end together, the longest. */
+/* Feeds the bytes of a token. *ret_text is the text that may be shown now (perhaps empty, valid until the next call,
+ * not terminated). Returns 1 when a stop string is complete: what came before it has been given out, what follows is
+ * ignored; 0 otherwise, -ENOMEM. The first stop string to be complete counts; of several that end together, the
+ * longest. */
 int text_stream_feed(struct text_stream *stream, const char *bytes, size_t length, const char **ret_text,
                      size_t *ret_length, struct error *ret_error);
 
-/* The rest, at the end of an answer: what was held back, and one U+FFFD for a character that never became whole. Returns
- * as text_stream_feed. */
+/* The rest, at the end of an answer: what was held back, and one U+FFFD for a character that never became whole.
+ * Returns as text_stream_feed. */
 int text_stream_finish(struct text_stream *stream, const char **ret_text, size_t *ret_length, struct error *ret_error);

@@ -120,7 +120,8 @@ static int encode(const struct tokenizer *tokenizer, const char *text, size_t le
         return error_set(ret_error, EILSEQ, "the text is not UTF-8 at byte %zu", offset);
     int status = reserve_ids(&encoding, 1, ret_error); /* so that no ids are an array too */
     if (status == 0)
-        status = added_tokens_split(&tokenizer->added, false, plain, text, length, encode_raw_piece, &encoding, ret_error);
+        status =
+            added_tokens_split(&tokenizer->added, false, plain, text, length, encode_raw_piece, &encoding, ret_error);
     bpe_scratch_free(&encoding.scratch);
     if (status < 0) {
         free(encoding.ids);

@@ -11,6 +11,7 @@
 #include "cmd/front/buffer.h"
 #include "cmd/front/normalizer.h"
 #include "cmd/front/tokenizer_internal.h"
+#include "cmd/front/utf8.h"
 #include "proto/cleanup.h"
 
 #define MAX_FILE ((off_t)256 << 20)
@@ -85,7 +86,8 @@ static int get_type(const json_t *object, const char **ret_type, struct error *r
 static int check_id(const json_t *value, const char *name, int32_t *ret_id, struct error *ret_error)
 {
     if (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) > VOCABULARY_MAX_ID)
-        return error_set(ret_error, EINVAL, "the id of \"%.64s\" is not a number from 0 to %d", name, VOCABULARY_MAX_ID);
+        return error_set(ret_error, EINVAL, "the id of \"%s\" is not a number from 0 to %d", utf8_quoted(name).text,
+                         VOCABULARY_MAX_ID);
     *ret_id = (int32_t)json_integer_value(value);
     return 0;
 }
@@ -128,8 +130,8 @@ static int load_vocabulary(struct tokenizer *tokenizer, json_t *vocab, const jso
     json_object_foreach(vocab, content, value) {
         id = (int32_t)json_integer_value(value);
         if (vocabulary_add(&tokenizer->vocabulary, id, content, strlen(content), true) < 0)
-            return error_set(ret_error, EINVAL, "model.vocab: id %d is there twice, the second time as \"%.64s\"", (int)id,
-                             content);
+            return error_set(ret_error, EINVAL, "model.vocab: id %d is there twice, the second time as \"%s\"", (int)id,
+                             utf8_quoted(content).text);
     }
     return 0;
 }
@@ -192,8 +194,8 @@ static int load_added_tokens(struct tokenizer *tokenizer, const json_t *vocab, c
     json_array_foreach(array, index, value) {
         int status = load_added_token(tokenizer, vocab, value, &added->tokens[added->count++], ret_error);
         if (status < 0)
-            return error_prefix(ret_error, status, "added_tokens: \"%.64s\"",
-                                json_string_value(json_object_get(value, "content")));
+            return error_prefix(ret_error, status, "added_tokens: \"%s\"",
+                                utf8_quoted(json_string_value(json_object_get(value, "content"))).text);
     }
     return added_tokens_index(added, ret_error);
 }
@@ -284,7 +286,7 @@ static int check_model(const json_t *model, struct error *ret_error)
     if (!json_is_object(model))
         return error_set(ret_error, EINVAL, "missing");
     if (!type || strcmp(type, "BPE") != 0)
-        return error_set(ret_error, ENOTSUP, "type %.64s is not supported, only BPE is", type ? type : "(none)");
+        return error_set(ret_error, ENOTSUP, "type %s is not supported, only BPE is", utf8_quoted(type).text);
     if (dropout && !json_is_null(dropout) && !(json_is_number(dropout) && json_number_value(dropout) == 0))
         return error_set(ret_error, ENOTSUP, "dropout is not supported");
     for (size_t i = 0; i < sizeof empty / sizeof *empty; i++) {
@@ -296,7 +298,8 @@ static int check_model(const json_t *model, struct error *ret_error)
         return status;
     if (byte_fallback)
         return error_set(ret_error, ENOTSUP, "byte_fallback is not supported");
-    return json_is_object(json_object_get(model, "vocab")) ? 0 : error_set(ret_error, EINVAL, "vocab must be an object");
+    return json_is_object(json_object_get(model, "vocab")) ? 0
+                                                           : error_set(ret_error, EINVAL, "vocab must be an object");
 }
 
 /* Where every byte of UTF-8 has a token, nothing is unknown and unk_token is never used. */
@@ -350,7 +353,7 @@ static int load_normalizer(struct tokenizer *tokenizer, const json_t *json, int 
         return 0;
     }
     if (strcmp(type, "Sequence") != 0 || nesting >= MAX_NESTING)
-        return error_set(ret_error, ENOTSUP, "type %.64s is not supported, only NFC is", type);
+        return error_set(ret_error, ENOTSUP, "type %s is not supported, only NFC is", utf8_quoted(type).text);
     const json_t *sequence = json_object_get(json, "normalizers");
     if ((status = check_array(sequence, "normalizers", ret_error)) < 0)
         return status;
@@ -371,8 +374,8 @@ static int load_split(struct pretokenizer *pretokenizer, const json_t *json, str
     if (status < 0)
         return status;
     if (!behavior || (strcmp(behavior, "Isolated") != 0 && strcmp(behavior, "Removed") != 0))
-        return error_set(ret_error, ENOTSUP, "behavior %.64s is not supported, only Isolated and Removed are",
-                         behavior ? behavior : "(none)");
+        return error_set(ret_error, ENOTSUP, "behavior %s is not supported, only Isolated and Removed are",
+                         utf8_quoted(behavior).text);
     if (json_object_size(pattern) != 1 || json_is_string(regex) == json_is_string(string))
         return error_set(ret_error, EINVAL, "\"pattern\" must be {\"Regex\": ...} or {\"String\": ...}");
     bool removed = strcmp(behavior, "Removed") == 0;
@@ -409,7 +412,7 @@ static int load_pretokenizer(struct pretokenizer *pretokenizer, const json_t *js
     if (status < 0)
         return status;
     if (*byte_level)
-        return error_set(ret_error, ENOTSUP, "type %.64s after ByteLevel is not supported", type);
+        return error_set(ret_error, ENOTSUP, "type %s after ByteLevel is not supported", utf8_quoted(type).text);
     if (strcmp(type, "ByteLevel") == 0) {
         *byte_level = true;
         status = load_byte_level(pretokenizer, json, ret_error);
@@ -423,7 +426,8 @@ static int load_pretokenizer(struct pretokenizer *pretokenizer, const json_t *js
             if ((status = load_pretokenizer(pretokenizer, value, nesting + 1, byte_level, ret_error)) < 0)
                 return status;
     } else {
-        return error_set(ret_error, ENOTSUP, "type %.64s is not supported, only Sequence, Split and ByteLevel are", type);
+        return error_set(ret_error, ENOTSUP, "type %s is not supported, only Sequence, Split and ByteLevel are",
+                         utf8_quoted(type).text);
     }
     return error_prefix(ret_error, status, "%s", type);
 }
@@ -433,8 +437,8 @@ static int load_decoder(const json_t *json, struct error *ret_error)
     const char *type = json_string_value(json_object_get(json, "type"));
 
     if (!type || strcmp(type, "ByteLevel") != 0)
-        return error_set(ret_error, ENOTSUP, "decoder: type %.64s is not supported, only ByteLevel is",
-                         type ? type : "(none)");
+        return error_set(ret_error, ENOTSUP, "decoder: type %s is not supported, only ByteLevel is",
+                         utf8_quoted(type).text);
     return 0;
 }
 

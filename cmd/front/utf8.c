@@ -1,5 +1,7 @@
 #include "cmd/front/utf8.h"
 
+#include <string.h>
+
 enum utf8_status utf8_step(const char *bytes, size_t length, size_t *ret_length)
 {
     const unsigned char *p = (const unsigned char *)bytes;
@@ -47,4 +49,26 @@ bool utf8_valid(const char *bytes, size_t length, size_t *ret_offset)
         }
     }
     return true;
+}
+
+struct utf8_quoted utf8_quoted(const char *text)
+{
+    struct utf8_quoted quoted = {"(none)"};
+    size_t length = text ? strlen(text) : 0, used = 0, step;
+
+    if (!text)
+        return quoted;
+    for (size_t at = 0; at < length; at += step) {
+        bool plain = utf8_step(text + at, length - at, &step) == UTF8_VALID && (unsigned char)text[at] >= 0x20 &&
+                     text[at] != 0x7F;
+        size_t size = plain ? step : 1;
+        if (used + size > 64) {
+            memcpy(quoted.text + used, "...", 4);
+            return quoted;
+        }
+        memcpy(quoted.text + used, plain ? text + at : "?", size);
+        used += size;
+    }
+    quoted.text[used] = 0;
+    return quoted;
 }

@@ -19,3 +19,12 @@ enum utf8_status utf8_step(const char *bytes, size_t length, size_t *ret_length)
 
 /* True when all of `bytes` is UTF-8; else *ret_offset (may be NULL) is where it stops being that. Any thread. */
 bool utf8_valid(const char *bytes, size_t length, size_t *ret_offset);
+
+/* A name from outside as an error line may show it: at most 64 bytes of whole characters, control characters and what
+ * is not UTF-8 as '?', "..." where it was cut. `text` may be NULL. Use as utf8_quoted(name).text within one expression.
+ */
+struct utf8_quoted {
+    char text[68];
+};
+
+struct utf8_quoted utf8_quoted(const char *text);

@@ -35,9 +35,9 @@ struct vocabulary {
 int vocabulary_init(struct vocabulary *vocabulary, size_t size, size_t arena_capacity);
 void vocabulary_free(struct vocabulary *vocabulary);
 
-/* Gives `id` (below size, without a token so far) the token spelt `content` in the file. In `reachable` tokens, those of
- * the BPE model, content that is all byte-level characters can also be found by its bytes. 0, -EEXIST for an id that has
- * a token, -ENOSPC when the arena is full. */
+/* Gives `id` (below size, without a token so far) the token spelt `content` in the file. In `reachable` tokens, those
+ * of the BPE model, content that is all byte-level characters can also be found by its bytes. 0, -EEXIST for an id that
+ * has a token, -ENOSPC when the arena is full. */
 int vocabulary_add(struct vocabulary *vocabulary, int32_t id, const char *content, size_t length, bool reachable);
 
 /* The id of the token with these bytes, or -1. */

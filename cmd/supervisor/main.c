@@ -145,7 +145,8 @@ static int keep(const struct options *options, struct instance *instance, struct
     struct supervisor *supervisor = calloc(1, sizeof *supervisor);
     if (!supervisor)
         return error_set(ret_error, ENOMEM, "out of memory");
-    *supervisor = (struct supervisor){.instance = instance, .starter = *starter, .programs = programs, .log = stderr};
+    *supervisor = (struct supervisor){.instance = instance, .settings = &options->settings, .starter = *starter,
+                                       .programs = programs, .log = stderr};
     int status = find_programs(programs, ret_error);
     if (!status)
         status = instance_clean(instance, ret_error);

@@ -113,6 +113,14 @@ static json_t *requests_json(const struct front_line *front)
                      (json_int_t)atomic_load(&front->running), "queued", (json_int_t)atomic_load(&front->queued));
 }
 
+static json_t *settings_texts(const struct settings *settings)
+{
+    json_t *texts = json_object();
+    for (int s = 0; s < SETTING_COUNT; s++)
+        json_object_set_new(texts, setting_info((enum setting)s)->name, json_string(settings_text(settings, (enum setting)s)));
+    return texts;
+}
+
 static const char *instance_state(const struct supervisor *supervisor)
 {
     if (supervisor->stopping)
@@ -127,11 +135,11 @@ static json_t *status_json(const struct supervisor *supervisor)
     const struct facts *facts = &supervisor->plan.facts;
     char identity[20];
     snprintf(identity, sizeof identity, "%016" PRIx64, facts->identity);
-    return json_pack("{s:b, s:s, s:s, s:s, s:s, s:i, s:f, s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "ok", 1, "instance",
+    return json_pack("{s:b, s:s, s:s, s:s, s:s, s:i, s:f, s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "ok", 1, "instance",
                      supervisor->instance->name, "model", facts->container, "identity", identity, "state",
                      instance_state(supervisor), "epoch", (int)supervisor->epoch, "uptime_s",
                      (double)(supervisor_now_ms() - supervisor->started_ms) / 1000, "workers", (int)facts->workers, "threads",
-                     (int)facts->threads, "context", (int)facts->context, "slots", (int)facts->slots, "processes",
+                     (int)facts->threads, "context", (int)facts->context, "slots", (int)facts->slots, "settings", settings_texts(supervisor->settings), "processes",
                      processes_json(supervisor), "pool", pool_json(supervisor), "disk", disk_json(supervisor->control), "tokens",
                      tokens_json(&supervisor->control->front), "requests", requests_json(&supervisor->control->front));
 }

@@ -21,6 +21,7 @@
 struct supervisor {
     struct instance *instance; /* taken and clean */
     struct plan plan;
+    const struct settings *settings;
     struct heritage starter;  /* who waits for `ready` or `failed: ...` */
     const char *programs;     /* folder of the programs */
     FILE *log;
@@ -42,7 +43,7 @@ struct supervisor {
 int64_t supervisor_now_ms(void);
 
 /* Creates segments, descriptors and the control socket, and starts iod. The signals SIGCHLD, SIGTERM, SIGINT, SIGHUP and SIGPIPE must be
- * blocked already, before any other thread exists. The caller has filled instance, plan, starter, programs and log, and calls
+ * blocked already, before any other thread exists. The caller has filled instance, plan, settings, starter, programs and log, and calls
  * supervisor_end in any case. Thread: main, as all here. */
 int supervisor_start(struct supervisor *supervisor, struct error *ret_error);
 

@@ -1,0 +1,94 @@
+#include "cmd/cli/client.h"
+
+#include "cmd/cli/interrupt.h"
+#include "proto/cleanup.h"
+
+#include <string.h>
+
+#define SEND_MS 10000
+#define SUPERVISOR_MS 10000
+#define LOOK_MS 200
+
+int client_open(const struct instance *instance, const char *file, int interrupt_fd, struct client *ret_client,
+                struct error *ret_error)
+{
+    char path[108];
+    *ret_client = (struct client){.interrupt_fd = interrupt_fd, .server = instance->name};
+    if (!instance_alive(instance))
+        return error_set(ret_error, ENOENT, "no instance %s is running: start it with `calypte up MODEL -n %s`", instance->name,
+                         instance->name);
+    instance_path(instance, file, path);
+    return channel_dial(CHANNEL_REQ, path, &ret_client->channel, ret_error);
+}
+
+void client_close(struct client *client)
+{
+    if (client->channel)
+        channel_close(client->channel);
+    client->channel = NULL;
+}
+
+/* 0, or what an answer with "ok": false says. */
+static int check_answer(const struct client *client, const json_t *answer, struct error *ret_error)
+{
+    if (!json_is_object(answer))
+        return error_set(ret_error, EBADMSG, "instance %s sent an answer that is no JSON object", client->server);
+    if (json_is_true(json_object_get(answer, "ok")))
+        return 0;
+    const json_t *error = json_object_get(answer, "error");
+    const char *code = json_string_value(json_object_get(error, "code")), *message = json_string_value(json_object_get(error, "message"));
+    const char *field = json_string_value(json_object_get(error, "field"));
+    return error_set(ret_error, EREMOTEIO, "%s: %s%s%s%s", code ? code : "error", message ? message : "no reason was given",
+                     field ? " (" : "", field ? field : "", field ? ")" : "");
+}
+
+/* A server that dies does not make the descriptor readable; only an attempt to receive says so: hence one now and then. */
+static int receive(struct client *client, int timeout_ms, void **ret_bytes, size_t *ret_size, struct error *ret_error)
+{
+    for (int waited = 0; timeout_ms < 0 || waited < timeout_ms; waited += LOOK_MS) {
+        if (interrupt_wait(client->interrupt_fd, channel_fd(client->channel), LOOK_MS) == WAIT_INTERRUPTED)
+            return error_set(ret_error, EINTR, "interrupted");
+        int status = channel_receive(client->channel, 0, ret_bytes, ret_size, ret_error);
+        if (status == -ECONNRESET)
+            return error_set(ret_error, ECONNRESET, "instance %s: the process that worked on this request ended; ask again",
+                             client->server);
+        if (status != -EAGAIN && status != -ETIMEDOUT)
+            return status ? error_prefix(ret_error, status, "instance %s", client->server) : 0;
+    }
+    return error_set(ret_error, ETIMEDOUT, "instance %s does not answer: see its logs", client->server);
+}
+
+int client_call(struct client *client, json_t *request, int timeout_ms, json_t **ret_answer, struct error *ret_error)
+{
+    _cleanup_free_ char *text = request ? json_dumps(request, JSON_COMPACT) : NULL;
+    _cleanup_free_ void *bytes = NULL;
+    json_error_t json_error;
+    size_t size;
+    json_decref(request);
+    if (!text)
+        return error_set(ret_error, ENOMEM, "out of memory for a request");
+    int status = channel_send(client->channel, text, strlen(text), SEND_MS, ret_error);
+    if (status)
+        return error_prefix(ret_error, status, "instance %s", client->server);
+    status = receive(client, timeout_ms, &bytes, &size, ret_error);
+    if (status)
+        return status;
+    json_t *answer = json_loadb(bytes, size, 0, &json_error);
+    status = check_answer(client, answer, ret_error);
+    if (status) {
+        json_decref(answer);
+        return status;
+    }
+    *ret_answer = answer;
+    return 0;
+}
+
+int client_ask_supervisor(const struct instance *instance, const char *op, json_t **ret_answer, struct error *ret_error)
+{
+    struct client client;
+    int status = client_open(instance, "supervisor.ipc", -1, &client, ret_error);
+    if (!status)
+        status = client_call(&client, json_pack("{s:s}", "op", op), SUPERVISOR_MS, ret_answer, ret_error);
+    client_close(&client);
+    return status;
+}

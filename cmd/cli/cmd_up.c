@@ -1,0 +1,78 @@
+/* calypte up: starts an instance, or becomes its supervisor with --foreground. */
+#include "cmd/cli/client.h"
+#include "cmd/cli/commands.h"
+#include "cmd/cli/interrupt.h"
+#include "cmd/cli/launch.h"
+#include "cmd/cli/usage.h"
+#include "proto/cleanup.h"
+
+#include <limits.h>
+#include <string.h>
+
+enum { FLAG_NAME, FLAG_FOREGROUND, FLAG_JSON };
+
+static const struct flag flags[] = {
+    [FLAG_NAME] = {"--name", "-n", "NAME", "the instance's name (default: default)"},
+    [FLAG_FOREGROUND] = {"--foreground", NULL, NULL, "stay in the foreground; messages on stderr, Ctrl-C stops the instance"},
+    [FLAG_JSON] = {"--json", NULL, NULL, "print the instance's status as JSON when it can answer"},
+    {NULL, NULL, NULL, NULL},
+};
+
+static const struct command_line line = {
+    .command = "up",
+    .operands = "MODEL",
+    .summary = "Starts an instance of a container: supervisor, iod, workers, front. Returns when the instance can answer.",
+    .details = "Example: calypte up ~/models/glm -n glm --pool 80% && calypte run -n glm \"What is a river?\"",
+    .flags = flags,
+    .settings = true,
+    .least_operands = 1,
+    .most_operands = 1,
+};
+
+static int report(const struct instance *instance, bool json)
+{
+    struct error error;
+    json_t *status = NULL;
+    if (client_ask_supervisor(instance, "status", &status, &error))
+        return usage_failed("up", "%s", error.text);
+    if (json) {
+        json_dumpf(status, stdout, JSON_INDENT(2));
+        putchar('\n');
+    } else {
+        json_int_t workers = json_integer_value(json_object_get(status, "workers"));
+        const json_t *pool = json_object_get(status, "pool");
+        printf("instance %s is up: %s, %" JSON_INTEGER_FORMAT " worker%s x %" JSON_INTEGER_FORMAT " threads, pool of %" JSON_INTEGER_FORMAT
+               " of %" JSON_INTEGER_FORMAT " experts\n", instance->name, json_string_value(json_object_get(status, "model")), workers,
+               workers == 1 ? "" : "s", json_integer_value(json_object_get(status, "threads")),
+               json_integer_value(json_object_get(pool, "slots")), json_integer_value(json_object_get(pool, "experts")));
+    }
+    json_decref(status);
+    return EXIT_DONE;
+}
+
+int cmd_up(int argc, char **argv)
+{
+    struct arguments arguments;
+    struct instance instance;
+    struct error error;
+    int code = arguments_parse(&line, argc, argv, &arguments);
+    if (code != ARGUMENTS_GO_ON)
+        return code;
+    if (instance_find(arguments.values[FLAG_NAME] ? arguments.values[FLAG_NAME] : "default", &instance, &error))
+        return usage_error("up", "%s", error.text);
+    _cleanup_free_ char *path = realpath(arguments.operands[0], NULL);
+    if (!path)
+        return usage_failed("up", "model %s: %s; give the folder that `calypte convert` made", arguments.operands[0], strerror(errno));
+    instance_sweep(INSTANCE_PRIVATE_PREFIX, &error);
+    struct launch launch = {.instance = instance.name, .container = path, .settings = &arguments.settings};
+    if (arguments.values[FLAG_FOREGROUND]) {
+        launch_exec(&launch, &error);
+        return usage_failed("up", "%s", error.text);
+    }
+    pid_t pid;
+    _cleanup_close_ int interrupt_fd = interrupt_open();
+    int status = launch_start(&launch, interrupt_fd, &pid, &error);
+    if (status)
+        return status == -EINTR ? EXIT_INTERRUPTED : usage_failed("up", "%s", error.text);
+    return report(&instance, arguments.values[FLAG_JSON] != NULL);
+}

@@ -1,0 +1,145 @@
+#include "cmd/cli/launch.h"
+
+#include "cmd/cli/interrupt.h"
+#include "proto/cleanup.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Arguments of calypte-supervisor. The settings travel resolved, so that the supervisor reads no files of its own. */
+struct supervisor_arguments {
+    char program[PATH_MAX];
+    char settings[SETTING_COUNT][2 * SETTING_TEXT_MAX];
+    char notify[16], parent[16];
+    char *argv[2 * SETTING_COUNT + 12];
+    int count;
+};
+
+static void add(struct supervisor_arguments *arguments, const char *text)
+{
+    arguments->argv[arguments->count++] = (char *)(uintptr_t)text; /* exec takes char *, and writes to none */
+}
+
+static int fill_arguments(const struct launch *launch, int notify_fd, struct supervisor_arguments *arguments, struct error *ret_error)
+{
+    ssize_t length = readlink("/proc/self/exe", arguments->program, sizeof arguments->program - 1);
+    arguments->program[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(arguments->program, '/');
+    if (!slash || (size_t)(slash - arguments->program) + sizeof "/calypte-supervisor" > sizeof arguments->program)
+        return error_set(ret_error, ENOENT, "cannot find the folder of this program: is /proc mounted?");
+    strcpy(slash, "/calypte-supervisor");
+    add(arguments, arguments->program);
+    add(arguments, "--instance");
+    add(arguments, launch->instance);
+    add(arguments, "--container");
+    add(arguments, launch->container);
+    for (int s = 0; s < SETTING_COUNT; s++) {
+        snprintf(arguments->settings[s], sizeof arguments->settings[s], "%s=%s", setting_info((enum setting)s)->name,
+                 settings_text(launch->settings, (enum setting)s));
+        add(arguments, "--set");
+        add(arguments, arguments->settings[s]);
+    }
+    if (notify_fd >= 0) {
+        snprintf(arguments->notify, sizeof arguments->notify, "%d", notify_fd);
+        add(arguments, "--notify-fd");
+        add(arguments, arguments->notify);
+    }
+    if (launch->private) {
+        snprintf(arguments->parent, sizeof arguments->parent, "%d", getpid());
+        add(arguments, "--parent");
+        add(arguments, arguments->parent);
+    }
+    return 0;
+}
+
+static int cannot_execute(const char *program, int code, struct error *ret_error)
+{
+    return error_set(ret_error, code, "cannot start %s: %s", program, strerror(code));
+}
+
+int launch_exec(const struct launch *launch, struct error *ret_error)
+{
+    struct supervisor_arguments arguments = {.count = 0};
+    int status = fill_arguments(launch, -1, &arguments, ret_error);
+    if (status)
+        return status;
+    add(&arguments, "--foreground");
+    execv(arguments.program, arguments.argv);
+    return cannot_execute(arguments.program, errno, ret_error);
+}
+
+/* In the child, between fork and exec. Its standard output and error are the instance's log soon; until then they are nobody's, so
+ * that a pipe of the caller is not held open. */
+static void become_supervisor(const struct supervisor_arguments *arguments, int notify_fd)
+{
+    int null = open("/dev/null", O_RDWR);
+    sigset_t none;
+    setsid();
+    for (int fd = 0; fd <= 2; fd++)
+        dup2(null, fd);
+    if (null > 2)
+        close(null);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    fcntl(notify_fd, F_SETFD, 0);
+    execv(arguments->program, arguments->argv);
+    int code = errno;
+    dprintf(notify_fd, "failed: cannot start %s: %s\n", arguments->program, strerror(code));
+    _exit(EXIT_FAILURE);
+}
+
+/* Reads the line of the notify pipe. 0: `ready`; -EINTR: a signal; else why not. */
+static int await_ready(int notify_fd, int interrupt_fd, struct error *ret_error)
+{
+    char line[sizeof ret_error->text + 32];
+    size_t length = 0;
+    while (!memchr(line, '\n', length)) {
+        if (interrupt_wait(interrupt_fd, notify_fd, -1) == WAIT_INTERRUPTED)
+            return error_set(ret_error, EINTR, "interrupted");
+        ssize_t count = read(notify_fd, line + length, sizeof line - 1 - length);
+        if (count <= 0)
+            return error_set(ret_error, EIO, "the supervisor ended without a word: see the kernel's log (dmesg) for a process that was "
+                             "killed for lack of memory");
+        length += (size_t)count;
+    }
+    line[length - 1] = '\0';
+    if (!strcmp(line, "ready"))
+        return 0;
+    return error_set(ret_error, EIO, "%s", !strncmp(line, "failed: ", 8) ? line + 8 : line);
+}
+
+int launch_start(const struct launch *launch, int interrupt_fd, pid_t *ret_pid, struct error *ret_error)
+{
+    int fds[2];
+    if (pipe2(fds, O_CLOEXEC) < 0)
+        return error_set(ret_error, errno, "cannot make a pipe: %s", strerror(errno));
+    _cleanup_close_ int read_fd = fds[0], write_fd = fds[1];
+    struct supervisor_arguments arguments = {.count = 0};
+    int status = fill_arguments(launch, write_fd, &arguments, ret_error);
+    if (status)
+        return status;
+    pid_t pid = fork();
+    if (pid < 0)
+        return error_set(ret_error, errno, "cannot start a process: %s", strerror(errno));
+    if (pid == 0)
+        become_supervisor(&arguments, write_fd);
+    close(take_fd(write_fd));
+    status = await_ready(read_fd, interrupt_fd, ret_error);
+    if (status) {
+        launch_stop(pid);
+        return status;
+    }
+    *ret_pid = pid;
+    return 0;
+}
+
+void launch_stop(pid_t pid)
+{
+    kill(pid, SIGTERM);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+}

@@ -1,0 +1,192 @@
+/* The forward pass of a STEP: embedding, layers, final norm, logits. Read model.h first. */
+#include "compute/family.h"
+#include "compute/math.h"
+#include "compute/model.h"
+
+#include <string.h>
+
+struct range worker_range(const struct facts *facts, uint32_t self, uint32_t count)
+{
+    /* Where every memory node has workers, a node's workers share the rows whose slices lie there; else all share all. */
+    uint32_t mine = 0, before = 0, seen = 0;
+    for (uint32_t w = 0; w < facts->workers; w++) {
+        seen |= 1u << (facts->worker_node[w] & 31u);
+        if (facts->worker_node[w] == facts->worker_node[self]) {
+            before += w < self;
+            mine++;
+        }
+    }
+    if (facts->nodes == 1 || seen != (1u << facts->nodes) - 1)
+        return split(count, self, facts->workers);
+    struct range node = split(count, facts->worker_node[self], facts->nodes);
+    struct range part = split(node.count, before, mine);
+    return (struct range){node.first + part.first, part.count};
+}
+
+struct range own_range(const struct thread *thread, uint32_t count)
+{
+    struct range worker = worker_range(&thread->model->facts, thread->model->self, count);
+    struct range part = split(worker.count, thread->index, thread->model->team.threads);
+    return (struct range){worker.first + part.first, part.count};
+}
+
+void embed_row(const struct thread *thread, int32_t token, float *ret_x)
+{
+    const struct matrix *embed = &thread->model->weights.embed;
+    uint32_t block = (uint32_t)token / BLOCK_ROWS;
+    thread->model->kernels->dequantise_row(embed->quanta + quanta_bytes(embed->format, block, embed->k),
+                                           embed->scales + scales_bytes(block, embed->k) / 2, embed->format,
+                                           (uint32_t)token % BLOCK_ROWS, embed->k, embed->factor, ret_x);
+}
+
+void rope_row(const struct model *model, struct batch *batch, uint32_t row)
+{
+    uint32_t half = model->facts.config.qk_rope / 2;
+    for (uint32_t j = 0; j < half; j++) {
+        double s, c;
+        math_sincos((double)batch->position[row] * model->state.inverse_frequency[j], &s, &c);
+        batch->cos[(size_t)row * half + j] = (float)c;
+        batch->sin[(size_t)row * half + j] = (float)s;
+    }
+}
+
+void activation_set(const struct model *model, struct activation *activation, uint32_t row, const float *x)
+{
+    size_t at = (size_t)row * activation->width;
+    if (model->facts.activations == ACTIVATIONS_F32)
+        memcpy(activation->x + at, x, activation->width * sizeof(float));
+    else
+        model->kernels->quantise(x, activation->width, activation->q + at, activation->scales + at / GROUP);
+}
+
+void matrix_multiply(struct thread *thread, const struct matrix *matrix, const struct activation *activation, uint32_t first, uint32_t rows,
+                     struct range blocks, float *y, size_t stride)
+{
+    if (blocks.count == 0)
+        return;
+    const struct kernel_set *kernels = thread->model->kernels;
+    bool f32 = thread->model->facts.activations == ACTIVATIONS_F32;
+    for (uint32_t r = 0; r < rows; r++) {
+        size_t at = (size_t)(first + r) * activation->width;
+        thread->rows[r] = (struct matmul_row){.y = y + r * stride + (size_t)blocks.first * BLOCK_ROWS};
+        if (f32) {
+            thread->rows[r].x = activation->x + at;
+        } else {
+            thread->rows[r].q = activation->q + at;
+            thread->rows[r].scales = activation->scales + at / GROUP;
+        }
+    }
+    matmul_function *multiply = matrix->format == WEIGHT_INT4 ? (f32 ? kernels->matmul_int4_f32 : kernels->matmul_int4)
+                                                              : (f32 ? kernels->matmul_int8_f32 : kernels->matmul_int8);
+    multiply(matrix->quanta + quanta_bytes(matrix->format, blocks.first, matrix->k),
+             matrix->scales + scales_bytes(blocks.first, matrix->k) / 2, blocks.count, matrix->k, matrix->factor, thread->rows, rows);
+}
+
+int residual_exchange(struct thread *thread, struct batch *batch, float *buffer)
+{
+    const struct model *model = thread->model;
+    uint32_t hidden = model->facts.config.hidden;
+    struct range own = own_range(thread, hidden / BLOCK_ROWS);
+    for (uint32_t r = 0; r < batch->rows; r++)
+        model->kernels->add(batch->h + (size_t)r * hidden + own.first * BLOCK_ROWS, own.count * BLOCK_ROWS,
+                            buffer + (size_t)r * hidden + own.first * BLOCK_ROWS);
+    int status = team_exchange(thread, 0);
+    if (status < 0)
+        return status;
+    struct range rows = thread_range(thread, batch->rows);
+    memcpy(batch->h + (size_t)rows.first * hidden, buffer + (size_t)rows.first * hidden, (size_t)rows.count * hidden * sizeof(float));
+    return 0;
+}
+
+/* h += W_down (silu(W_gate x) * W_up x), x = norm(h). */
+int forward_mlp_dense(struct thread *thread, struct batch *batch, uint32_t layer)
+{
+    struct model *model = thread->model;
+    const struct layer_weights *w = &model->weights.layers[layer];
+    const struct model_config *c = &model->facts.config;
+    struct state *state = &model->state;
+    uint32_t width = w->gate.n;
+    struct range rows = thread_range(thread, batch->rows);
+    for (uint32_t r = rows.first; r < rows.first + rows.count; r++) {
+        float *x = state->x + (size_t)r * c->hidden;
+        model->kernels->rmsnorm(batch->h + (size_t)r * c->hidden, w->post_norm, c->hidden, c->rms_eps, x);
+        activation_set(model, &state->hidden, r, x);
+    }
+    team_sync(thread, 0);
+    float *buffer = exchange_buffer(&model->exchange);
+    struct range own = own_range(thread, width / BLOCK_ROWS);
+    matrix_multiply(thread, &w->gate, &state->hidden, 0, batch->rows, own, state->gate, width);
+    matrix_multiply(thread, &w->up, &state->hidden, 0, batch->rows, own, state->up, width);
+    for (uint32_t r = 0; r < batch->rows; r++) {
+        size_t at = (size_t)r * width + (size_t)own.first * BLOCK_ROWS;
+        model->kernels->swiglu(state->gate + at, state->up + at, own.count * BLOCK_ROWS, buffer + at);
+    }
+    int status = team_exchange(thread, 0);
+    if (status < 0)
+        return status;
+    struct activation hidden_units = state->mlp;
+    hidden_units.width = width;
+    for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
+        activation_set(model, &hidden_units, r, buffer + (size_t)r * width);
+    team_sync(thread, 0);
+    buffer = exchange_buffer(&model->exchange);
+    matrix_multiply(thread, &w->down, &hidden_units, 0, batch->rows, own_range(thread, c->hidden / BLOCK_ROWS), buffer, c->hidden);
+    return residual_exchange(thread, batch, buffer);
+}
+
+int forward_logits(struct thread *thread, const float *h, const uint32_t *row, const float *norm, int draft)
+{
+    struct model *model = thread->model;
+    const struct model_config *c = &model->facts.config;
+    struct state *state = &model->state;
+    struct range rows = thread_range(thread, state->logit_rows);
+    for (uint32_t i = rows.first; i < rows.first + rows.count; i++) {
+        float *x = state->x + (size_t)i * c->hidden;
+        if (row[i] == UINT32_MAX)
+            memset(x, 0, c->hidden * sizeof(float)); /* the product of zeros is zero */
+        else
+            model->kernels->rmsnorm(h + (size_t)row[i] * c->hidden, norm, c->hidden, c->rms_eps, x);
+        activation_set(model, &state->hidden, i, x);
+    }
+    team_sync(thread, 0);
+    float *logits = exchange_logits(&model->exchange.segment, &model->exchange.layout, draft);
+    matrix_multiply(thread, &model->weights.lm_head, &state->hidden, 0, state->logit_rows, own_range(thread, c->vocab / BLOCK_ROWS), logits,
+                    c->vocab);
+    return team_exchange(thread, 0);
+}
+
+/* One layer on a batch. */
+int forward_layer(struct thread *thread, struct batch *batch, uint32_t layer)
+{
+    struct model *model = thread->model;
+    int status = model->family->attention(thread, batch, layer);
+    if (status < 0)
+        return status;
+    return model->facts.config.layer_kind[layer] == LAYER_MOE ? forward_mlp_moe(thread, batch, layer)
+                                                              : forward_mlp_dense(thread, batch, layer);
+}
+
+int forward(struct thread *thread)
+{
+    struct model *model = thread->model;
+    const struct model_config *c = &model->facts.config;
+    struct state *state = &model->state;
+    struct batch *batch = &state->batch;
+    struct range rows = thread_range(thread, batch->rows);
+    for (uint32_t r = rows.first; r < rows.first + rows.count; r++) {
+        rope_row(model, batch, r);
+        embed_row(thread, batch->token[r], batch->h + (size_t)r * c->hidden);
+    }
+    int status = 0;
+    for (uint32_t layer = 0; status == 0 && layer < c->layers; layer++)
+        status = forward_layer(thread, batch, layer);
+    if (status < 0)
+        return status;
+    if (state->logit_rows > 0) {
+        team_sync(thread, 0); /* h is whole for all threads */
+        status = forward_logits(thread, batch->h, state->logit_row, model->weights.norm, 0);
+    }
+    if (status == 0 && model->step->draft)
+        status = forward_mtp(thread);
+    return status;
+}

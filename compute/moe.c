@@ -1,0 +1,502 @@
+/* Mixture-of-experts layers: router, waves, experts.
+ *
+ * Worker 0 alone speaks with iod. It pins the wanted experts that are READY and asks for the others, in ascending id, and computes in
+ * waves: a wave is every wanted expert that it could pin now. It publishes the wave in an exchange; all workers do gate and up of their
+ * rows for all (row, expert) pairs of the wave, exchange the SwiGLU values, do down; a barrier; worker 0 unpins. Every pair's result is
+ * kept alone and the sum is made at the end in ascending expert id, so the waves leave no trace in the numbers. */
+#include "compute/family.h"
+#include "compute/model.h"
+#include "shm/futex.h"
+
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RETRY_MS 5 /* while the request ring is full */
+
+/* At the start of an exchange buffer: worker 0 -> all. */
+struct wave_reference {
+    uint32_t expert, slot, generation;
+};
+
+struct wave_list {
+    int32_t status; /* 0, or -EIO with the failed expert */
+    uint32_t count;
+    struct expert_failure failure;
+    struct wave_reference expert[MODEL_MAX_EXPERTS];
+};
+_Static_assert(sizeof(struct wave_list) <= EXCHANGE_WAVE_BYTES, "the wave list has its room at the start of a buffer");
+
+/* A wanted expert on its way, in the eyes of worker 0. */
+enum wanted_status {
+    WANTED_MISSING,   /* to be asked for */
+    WANTED_REQUESTED, /* in iod's hands */
+    WANTED_PINNED,    /* of this wave */
+    WANTED_DONE,
+};
+
+void route_noaux_tc(const struct model *model, const struct layer_weights *weights, float *logits, uint32_t *ret_chosen, float *ret_weight)
+{
+    const struct model_config *c = &model->facts.config;
+    float biased[MODEL_MAX_EXPERTS];
+    model->kernels->sigmoid(logits, c->experts, logits);
+    for (uint32_t e = 0; e < c->experts; e++)
+        biased[e] = logits[e] + weights->router_bias[e];
+    if (c->n_group > 1) {
+        /* A group counts as its two best; of the groups the best topk_group stay, ties to the lower group. */
+        float group_score[MODEL_MAX_EXPERTS];
+        uint32_t a_group = c->experts / c->n_group, kept[MODEL_MAX_EXPERTS], next = 0;
+        for (uint32_t g = 0; g < c->n_group; g++) {
+            float best = -INFINITY, second = -INFINITY;
+            for (uint32_t e = g * a_group; e < (g + 1) * a_group; e++) {
+                second = biased[e] > best ? best : biased[e] > second ? biased[e] : second;
+                best = biased[e] > best ? biased[e] : best;
+            }
+            group_score[g] = best + second;
+        }
+        uint32_t count = model->kernels->select(group_score, c->n_group, c->topk_group, kept);
+        for (uint32_t g = 0; g < c->n_group; g++) {
+            if (next < count && kept[next] == g) {
+                next++;
+                continue;
+            }
+            for (uint32_t e = g * a_group; e < (g + 1) * a_group; e++)
+                biased[e] = -INFINITY;
+        }
+    }
+    model->kernels->select(biased, c->experts, c->top_k, ret_chosen);
+    float sum = 0.0f;
+    for (uint32_t j = 0; j < c->top_k; j++)
+        sum = sum + logits[ret_chosen[j]];
+    for (uint32_t j = 0; j < c->top_k; j++) {
+        float weight = logits[ret_chosen[j]];
+        if (c->norm_topk_prob)
+            weight = weight / (sum + 1e-20f);
+        ret_weight[j] = weight * c->routed_scaling;
+    }
+}
+
+/* x = norm(h); router logits of all rows, a thread some experts; the choice of each row; and who uses which expert. */
+static void route(struct thread *thread, struct batch *batch, uint32_t layer)
+{
+    struct model *model = thread->model;
+    const struct model_config *c = &model->facts.config;
+    const struct layer_weights *w = &model->weights.layers[layer];
+    struct state *state = &model->state;
+    struct range rows = thread_range(thread, batch->rows);
+    for (uint32_t r = rows.first; r < rows.first + rows.count; r++) {
+        float *x = state->x + (size_t)r * c->hidden;
+        model->kernels->rmsnorm(batch->h + (size_t)r * c->hidden, w->post_norm, c->hidden, c->rms_eps, x);
+        activation_set(model, &state->hidden, r, x);
+    }
+    team_sync(thread, 0);
+    struct range own = thread_range(thread, c->experts);
+    const char *first = (const char *)w->router.data + (size_t)own.first * c->hidden * dtype_bytes(w->router.dtype);
+    for (uint32_t r = 0; r < batch->rows; r++)
+        model->kernels->linear(first, w->router.dtype, own.count, c->hidden, state->x + (size_t)r * c->hidden,
+                               state->router + (size_t)r * c->experts + own.first);
+    team_sync(thread, 0);
+    for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
+        model->family->route(model, w, state->router + (size_t)r * c->experts, state->chosen + (size_t)r * c->top_k,
+                             state->chosen_weight + (size_t)r * c->top_k);
+    team_sync(thread, 0);
+    if (thread->index != 0)
+        return;
+    uint32_t pairs = batch->rows * c->top_k, wanted = 0;
+    memset(state->expert_first, 0, (c->experts + 1) * sizeof(uint32_t));
+    for (uint32_t p = 0; p < pairs; p++)
+        state->expert_first[state->chosen[p] + 1]++;
+    for (uint32_t e = 0; e < c->experts; e++) {
+        if (state->expert_first[e + 1] > 0) {
+            state->demand.expert[wanted] = e;
+            state->demand.status[wanted++] = WANTED_MISSING;
+        }
+        state->expert_first[e + 1] += state->expert_first[e];
+    }
+    state->demand.wanted = wanted;
+    state->demand.done = 0;
+    /* Fill by counting up from each start; afterwards the starts stand one expert too far, so they are moved back. */
+    for (uint32_t p = 0; p < pairs; p++)
+        state->pairs[state->expert_first[state->chosen[p]]++] = p;
+    for (uint32_t e = c->experts; e > 0; e--)
+        state->expert_first[e] = state->expert_first[e - 1];
+    state->expert_first[0] = 0;
+}
+
+static void ring_doorbell(const struct model *model, _Atomic uint32_t *flag)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    uint64_t one = 1;
+    if (model->doorbell >= 0 && atomic_load(flag) && write(model->doorbell, &one, sizeof one) < 0)
+        return; /* EAGAIN: the counter is full, so iod will wake anyway */
+}
+
+static uint32_t pool_id(const struct model *model, uint32_t layer, uint32_t expert)
+{
+    return (uint32_t)model_moe_index(&model->facts.config, layer) * model->facts.config.experts + expert;
+}
+
+/* Asks iod for every expert that is still missing. What does not fit in the ring stays missing and is asked for later. */
+static bool request_missing(struct model *model, uint32_t layer)
+{
+    struct demand *demand = &model->state.demand;
+    bool pushed = false, full = false;
+    for (uint32_t i = 0; i < demand->wanted && !full; i++) {
+        if (demand->status[i] != WANTED_MISSING)
+            continue;
+        struct expert_request request = {.expert = pool_id(model, layer, demand->expert[i]), .epoch = model->exchange.epoch, .tick = demand->tick};
+        full = ring_push(&model->control->rings[model->self], &request) < 0;
+        if (!full) {
+            demand->status[i] = WANTED_REQUESTED;
+            pushed = true;
+        }
+    }
+    if (pushed)
+        ring_doorbell(model, &model->control->iod.asleep);
+    return full;
+}
+
+/* Worker 0, once a layer: pins what is there and asks for the rest. A FAILED slot seen here is an old failure: the request makes iod try
+ * again, and only another generation's failure is believed. */
+static void demand_begin(struct model *model, uint32_t layer)
+{
+    struct demand *demand = &model->state.demand;
+    demand->tick = atomic_load(&model->line->tick) + 1;
+    atomic_store(&model->line->tick, demand->tick);
+    for (uint32_t i = 0; i < demand->wanted; i++) {
+        struct slot_ref ref = {0};
+        int status = pool_pin(&model->pool, pool_id(model, layer, demand->expert[i]), model->self, demand->tick, &ref);
+        demand->stale_failure[i] = status == -EIO;
+        demand->ref[i] = ref;
+        demand->status[i] = status == 0 ? WANTED_PINNED : WANTED_MISSING;
+        demand->hits += status == 0;
+        demand->misses += status != 0;
+    }
+    request_missing(model, layer);
+}
+
+static int failed(struct model *model, uint32_t layer, uint32_t i, struct slot_ref ref)
+{
+    struct slot *slot = &model->pool.slots[ref.index];
+    model->failure = (struct expert_failure){
+        .layer = layer,
+        .expert = model->state.demand.expert[i],
+        .slice = atomic_load_explicit(&slot->slice, memory_order_relaxed),
+        .code = atomic_load_explicit(&slot->error, memory_order_relaxed),
+    };
+    return -EIO;
+}
+
+/* Pins every wanted expert that is READY now. Returns how many of this wave there are, or -EIO. */
+static int pin_ready(struct model *model, uint32_t layer)
+{
+    struct demand *demand = &model->state.demand;
+    int pinned = 0;
+    for (uint32_t i = 0; i < demand->wanted; i++) {
+        if (demand->status[i] == WANTED_PINNED)
+            pinned++;
+        if (demand->status[i] != WANTED_REQUESTED)
+            continue;
+        struct slot_ref ref;
+        int status = pool_pin(&model->pool, pool_id(model, layer, demand->expert[i]), model->self, demand->tick, &ref);
+        if (status == 0) {
+            demand->status[i] = WANTED_PINNED;
+            demand->ref[i] = ref;
+            pinned++;
+        } else if (status == -EIO && !(demand->stale_failure[i] && demand->ref[i].index == ref.index &&
+                                       demand->ref[i].generation == ref.generation)) {
+            return failed(model, layer, i, ref);
+        }
+    }
+    return pinned;
+}
+
+/* Waits until the next wave has at least one expert. Reads `published` before it looks, so no wake is lost. -EIO, -ESTALE. */
+static int await_wave(struct model *model, uint32_t layer)
+{
+    uint64_t start = clock_ns();
+    bool slept = false;
+    int status;
+    for (;;) {
+        uint32_t published = atomic_load(&model->line->published);
+        status = atomic_load(&model->control->epoch) != model->exchange.epoch ? -ESTALE : pin_ready(model, layer);
+        if (status != 0)
+            break;
+        bool full = request_missing(model, layer);
+        slept = true;
+        futex_wait(&model->line->published, published, full ? RETRY_MS : -1);
+    }
+    if (slept)
+        model->wait_ns += clock_ns() - start;
+    return status < 0 ? status : 0;
+}
+
+/* Worker 0's first thread writes the wave (or the failure) into the exchange. -ESTALE: nothing is written, the step is over. */
+static int publish_wave(struct model *model, uint32_t layer, struct wave_list *list)
+{
+    struct demand *demand = &model->state.demand;
+    list->status = await_wave(model, layer);
+    if (list->status == -ESTALE)
+        return -ESTALE;
+    list->failure = model->failure;
+    list->count = 0;
+    for (uint32_t i = 0; list->status == 0 && i < demand->wanted; i++)
+        if (demand->status[i] == WANTED_PINNED)
+            list->expert[list->count++] = (struct wave_reference){demand->expert[i], demand->ref[i].index, demand->ref[i].generation};
+    return 0;
+}
+
+/* Each worker's first thread: reads the list once, checks it, maps its slots. What worker 0 has pinned stays until all are done with it. */
+static int accept_wave(struct model *model, uint32_t layer, const struct wave_list *list)
+{
+    struct state *state = &model->state;
+    int32_t status = list->status;
+    uint32_t count = list->count;
+    if (status < 0) {
+        model->failure = list->failure;
+        return -EIO;
+    }
+    if (count == 0 || count > model->facts.config.experts)
+        return error_set(&model->error, EBADMSG, "worker 0 published a wave of %u experts for layer %u", count, layer);
+    for (uint32_t i = 0; i < count; i++) {
+        struct wave_reference reference = list->expert[i];
+        struct wave_expert *expert = &state->wave[i];
+        uint32_t first = i > 0 ? state->wave[i - 1].expert + 1 : 0;
+        if (reference.expert < first || reference.expert >= model->facts.config.experts)
+            return error_set(&model->error, EBADMSG, "worker 0 published expert %u out of order for layer %u", reference.expert, layer);
+        expert->expert = reference.expert;
+        for (uint32_t s = 0; s < EXPERT_SLICES; s++) {
+            expert->slice[s] = pool_slice(&model->pool, reference.slot, s);
+            if (!expert->slice[s]) { /* the pool has grown since */
+                int attached = pool_attach_objects(&model->pool, &model->error);
+                if (attached < 0)
+                    return attached;
+                expert->slice[s] = pool_slice(&model->pool, reference.slot, s);
+            }
+            if (!expert->slice[s])
+                return error_set(&model->error, EBADMSG, "worker 0 published slot %u, which the pool does not have", reference.slot);
+        }
+    }
+    state->wave_count = count;
+    return 0;
+}
+
+/* After all workers have finished a wave: worker 0 gives its experts back. */
+static void retire_wave(struct model *model)
+{
+    struct demand *demand = &model->state.demand;
+    for (uint32_t i = 0; i < demand->wanted; i++)
+        if (demand->status[i] == WANTED_PINNED) {
+            pool_unpin(&model->pool, demand->ref[i], model->self);
+            demand->status[i] = WANTED_DONE;
+        }
+    ring_doorbell(model, &model->control->iod.starved);
+}
+
+/* y[row] = block rows `own` of one matrix of an expert times the given activation rows; an expert's rows lie in 8 slices. */
+static void expert_multiply(struct thread *thread, const struct wave_expert *expert, enum expert_matrix which, const struct layer_weights *w,
+                            struct range own, uint32_t rows)
+{
+    struct model *model = thread->model;
+    uint32_t k = expert_columns(&model->expert_shape, which);
+    enum weight_format format = model->expert_shape.format;
+    bool f32 = model->facts.activations == ACTIVATIONS_F32;
+    const struct kernel_set *kernels = model->kernels;
+    matmul_function *multiply = format == WEIGHT_INT4 ? (f32 ? kernels->matmul_int4_f32 : kernels->matmul_int4)
+                                                      : (f32 ? kernels->matmul_int8_f32 : kernels->matmul_int8);
+    float factor = ldexpf(1.0f, w->exponents[expert->expert * EXPERT_MATRICES + which]);
+    for (uint32_t s = 0; s < EXPERT_SLICES && own.count > 0; s++) {
+        const struct slice_part *part = &model->parts[s][which];
+        uint32_t end = part->blocks.first + part->blocks.count;
+        if (own.first >= end)
+            continue;
+        uint32_t skip = own.first - part->blocks.first, count = end - own.first < own.count ? end - own.first : own.count;
+        multiply(expert->slice[s] + part->quanta + quanta_bytes(format, skip, k),
+                 (const uint16_t *)(const void *)(expert->slice[s] + part->scales + scales_bytes(skip, k)), count, k, factor, thread->rows, rows);
+        for (uint32_t r = 0; r < rows; r++)
+            thread->rows[r].y += (size_t)count * BLOCK_ROWS;
+        own.first += count;
+        own.count -= count;
+    }
+}
+
+/* Points thread->rows at the activations of an expert's pairs; y of pair number i of the expert is y + i * stride. */
+static uint32_t pair_rows(struct thread *thread, const struct activation *activation, uint32_t expert, bool by_row, float *y, size_t stride)
+{
+    const struct state *state = &thread->model->state;
+    uint32_t first = state->expert_first[expert], count = state->expert_first[expert + 1] - first;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t pair = state->pairs[first + i];
+        size_t at = (size_t)(by_row ? pair / thread->model->facts.config.top_k : pair) * activation->width;
+        thread->rows[i].y = y + i * stride;
+        if (activation->q) {
+            thread->rows[i].q = activation->q + at;
+            thread->rows[i].scales = activation->scales + at / GROUP;
+        } else {
+            thread->rows[i].x = activation->x + at;
+        }
+    }
+    return count;
+}
+
+/* SwiGLU of own rows for all pairs of the wave, into swiglu [pairs][expert_width]. */
+static void wave_gate_up(struct thread *thread, uint32_t layer, float *swiglu)
+{
+    struct model *model = thread->model;
+    struct state *state = &model->state;
+    const struct layer_weights *w = &model->weights.layers[layer];
+    uint32_t width = model->facts.config.expert_width;
+    struct range own = own_range(thread, width / BLOCK_ROWS);
+    size_t first = (size_t)own.first * BLOCK_ROWS;
+    for (uint32_t i = 0; i < state->wave_count && own.count > 0; i++) {
+        const struct wave_expert *expert = &state->wave[i];
+        uint32_t count = pair_rows(thread, &state->hidden, expert->expert, true, state->gate + first, width);
+        expert_multiply(thread, expert, EXPERT_GATE, w, own, count);
+        pair_rows(thread, &state->hidden, expert->expert, true, state->up + first, width);
+        expert_multiply(thread, expert, EXPERT_UP, w, own, count);
+        for (uint32_t n = 0; n < count; n++) {
+            uint32_t pair = state->pairs[state->expert_first[expert->expert] + n];
+            size_t at = n * (size_t)width + first;
+            model->kernels->swiglu(state->gate + at, state->up + at, own.count * BLOCK_ROWS, swiglu + (size_t)pair * width + first);
+        }
+    }
+}
+
+/* Activations of the wave's pairs from the exchanged SwiGLU values: pairs shared out over the threads. */
+static void wave_activations(struct thread *thread, const float *swiglu)
+{
+    struct model *model = thread->model;
+    struct state *state = &model->state;
+    uint32_t width = model->facts.config.expert_width, threads = model->team.threads, number = 0;
+    for (uint32_t i = 0; i < state->wave_count; i++) {
+        uint32_t expert = state->wave[i].expert;
+        for (uint32_t p = state->expert_first[expert]; p < state->expert_first[expert + 1]; p++, number++)
+            if (number % threads == thread->index)
+                activation_set(model, &state->pair, state->pairs[p], swiglu + (size_t)state->pairs[p] * width);
+    }
+}
+
+/* Down: own columns of each pair's result, kept alone in pair_y [pairs][hidden]. */
+static void wave_down(struct thread *thread, uint32_t layer)
+{
+    struct model *model = thread->model;
+    struct state *state = &model->state;
+    uint32_t hidden = model->facts.config.hidden;
+    struct range own = own_range(thread, hidden / BLOCK_ROWS);
+    for (uint32_t i = 0; i < state->wave_count && own.count > 0; i++) {
+        uint32_t expert = state->wave[i].expert;
+        uint32_t count = pair_rows(thread, &state->pair, expert, false, NULL, 0);
+        for (uint32_t n = 0; n < count; n++)
+            thread->rows[n].y = pair_result(model, state->pairs[state->expert_first[expert] + n], own.first);
+        expert_multiply(thread, &state->wave[i], EXPERT_DOWN, &model->weights.layers[layer], own, count);
+    }
+}
+
+/* The shared expert's gate and up, own rows, into swiglu [rows][shared width]: done while the wave is on its way. */
+static void shared_gate_up(struct thread *thread, const struct batch *batch, uint32_t layer, float *swiglu)
+{
+    struct model *model = thread->model;
+    struct state *state = &model->state;
+    const struct layer_weights *w = &model->weights.layers[layer];
+    uint32_t width = w->gate.n;
+    struct range own = own_range(thread, width / BLOCK_ROWS);
+    matrix_multiply(thread, &w->gate, &state->hidden, 0, batch->rows, own, state->gate, width);
+    matrix_multiply(thread, &w->up, &state->hidden, 0, batch->rows, own, state->up, width);
+    for (uint32_t r = 0; r < batch->rows; r++) {
+        size_t at = (size_t)r * width + (size_t)own.first * BLOCK_ROWS;
+        model->kernels->swiglu(state->gate + at, state->up + at, own.count * BLOCK_ROWS, swiglu + at);
+    }
+}
+
+/* y = fma(w_e, y_e, y) in ascending expert id from 0, then the shared expert; own columns, into the buffer. */
+static void combine(struct thread *thread, const struct batch *batch, bool shared, float *buffer)
+{
+    struct model *model = thread->model;
+    struct state *state = &model->state;
+    const struct model_config *c = &model->facts.config;
+    struct range own = own_range(thread, c->hidden / BLOCK_ROWS);
+    uint32_t first = own.first * BLOCK_ROWS, count = own.count * BLOCK_ROWS;
+    for (uint32_t r = 0; count > 0 && r < batch->rows; r++) {
+        float *y = buffer + (size_t)r * c->hidden + first;
+        memset(y, 0, count * sizeof(float));
+        for (uint32_t j = 0; j < c->top_k; j++) {
+            uint32_t pair = r * c->top_k + j;
+            model->kernels->accumulate(state->chosen_weight[pair], pair_result(model, pair, own.first), count, y);
+        }
+        if (shared)
+            model->kernels->add(state->shared_y + (size_t)r * c->hidden + first, count, y);
+    }
+}
+
+/* One wave from its list to its results; the first also carries the shared expert. `buffer` holds what was exchanged with the list. */
+static int run_wave(struct thread *thread, struct batch *batch, uint32_t layer, unsigned char *buffer, bool with_shared)
+{
+    struct model *model = thread->model;
+    struct state *state = &model->state;
+    const struct layer_weights *w = &model->weights.layers[layer];
+    int status = 0;
+    if (thread->index == 0)
+        status = accept_wave(model, layer, (const struct wave_list *)(const void *)buffer);
+    status = team_sync(thread, status);
+    if (status < 0)
+        return status;
+    struct activation shared = state->mlp;
+    shared.width = w->gate.n;
+    if (with_shared) {
+        const float *swiglu = (const float *)(const void *)(buffer + EXCHANGE_WAVE_BYTES);
+        struct range rows = thread_range(thread, batch->rows);
+        for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
+            activation_set(model, &shared, r, swiglu + (size_t)r * shared.width);
+    }
+    float *swiglu = exchange_buffer(&model->exchange);
+    wave_gate_up(thread, layer, swiglu);
+    status = team_exchange(thread, 0);
+    if (status < 0)
+        return status;
+    if (with_shared)
+        matrix_multiply(thread, &w->down, &shared, 0, batch->rows, own_range(thread, model->facts.config.hidden / BLOCK_ROWS), state->shared_y,
+                        model->facts.config.hidden);
+    wave_activations(thread, swiglu);
+    team_sync(thread, 0);
+    wave_down(thread, layer);
+    return 0;
+}
+
+int forward_mlp_moe(struct thread *thread, struct batch *batch, uint32_t layer)
+{
+    struct model *model = thread->model;
+    struct state *state = &model->state;
+    bool shared = model->weights.layers[layer].gate.n > 0, first = true, leader = model->self == 0 && thread->index == 0;
+    route(thread, batch, layer);
+    if (leader)
+        demand_begin(model, layer);
+    unsigned char *buffer = exchange_buffer(&model->exchange);
+    if (shared)
+        shared_gate_up(thread, batch, layer, (float *)(void *)(buffer + EXCHANGE_WAVE_BYTES));
+    for (;; first = false) {
+        int status = leader ? publish_wave(model, layer, (struct wave_list *)(void *)buffer) : 0;
+        status = team_exchange(thread, status);
+        if (status == 0)
+            status = run_wave(thread, batch, layer, buffer, first && shared);
+        if (status < 0)
+            return status;
+        /* `wanted` and `done` change only in thread 0, here; the others look after the sync. */
+        if (thread->index == 0)
+            state->demand.done += state->wave_count;
+        team_sync(thread, 0);
+        if (state->demand.done >= state->demand.wanted)
+            break;
+        status = team_exchange(thread, 0); /* all workers are done with the wave */
+        if (status < 0)
+            return status;
+        if (leader)
+            retire_wave(model);
+        buffer = exchange_buffer(&model->exchange);
+    }
+    float *sum = exchange_buffer(&model->exchange);
+    combine(thread, batch, shared, sum);
+    int status = residual_exchange(thread, batch, sum);
+    if (status == 0 && leader)
+        retire_wave(model);
+    return status;
+}

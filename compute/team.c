@@ -1,0 +1,100 @@
+#include "compute/team.h"
+
+#include "compute/model.h"
+#include "shm/futex.h"
+
+#include <time.h>
+
+#define SPINS 4000u /* looks before sleeping, where spinning is allowed: some 20 us */
+
+void team_init(struct team *team, uint32_t threads, uint32_t spin)
+{
+    *team = (struct team){.threads = threads, .spin = spin};
+}
+
+uint64_t clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void pause_briefly(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/* Thread 0 waits until all others have come. */
+static void await_team(struct team *team)
+{
+    uint32_t others = team->threads - 1;
+    for (uint32_t i = 0; team->spin && i < SPINS && atomic_load_explicit(&team->arrived, memory_order_acquire) != others; i++)
+        pause_briefly();
+    uint32_t arrived = atomic_load(&team->arrived);
+    if (arrived != others) {
+        atomic_store(&team->first_sleeps, 1);
+        while ((arrived = atomic_load(&team->arrived)) != others)
+            futex_wait(&team->arrived, arrived, -1);
+        atomic_store(&team->first_sleeps, 0);
+    }
+    atomic_store_explicit(&team->arrived, 0, memory_order_relaxed); /* before the phase turns: nobody counts until then */
+}
+
+static void release_team(struct team *team, int status)
+{
+    team->status = status;
+    atomic_fetch_add(&team->phase, 1);
+    if (atomic_load(&team->sleepers))
+        futex_wake_all(&team->phase);
+}
+
+/* Another thread arrives and waits for the phase to turn. */
+static int await_phase(struct team *team)
+{
+    uint32_t phase = atomic_load_explicit(&team->phase, memory_order_relaxed); /* cannot turn before this thread has arrived */
+    uint32_t before = atomic_fetch_add(&team->arrived, 1);
+    if (before + 1 == team->threads - 1 && atomic_load(&team->first_sleeps))
+        futex_wake_all(&team->arrived);
+    for (uint32_t i = 0; team->spin && i < SPINS; i++) {
+        if (atomic_load_explicit(&team->phase, memory_order_acquire) != phase)
+            return team->status;
+        pause_briefly();
+    }
+    atomic_fetch_add(&team->sleepers, 1);
+    while (atomic_load(&team->phase) == phase)
+        futex_wait(&team->phase, phase, -1);
+    atomic_fetch_sub(&team->sleepers, 1);
+    return team->status;
+}
+
+int team_sync(struct thread *thread, int status)
+{
+    struct team *team = &thread->model->team;
+    if (thread->index != 0)
+        return await_phase(team);
+    if (team->threads > 1) {
+        await_team(team);
+        release_team(team, status);
+    }
+    return status;
+}
+
+int team_exchange(struct thread *thread, int status)
+{
+    struct team *team = &thread->model->team;
+    if (thread->index != 0)
+        return await_phase(team);
+    if (team->threads > 1)
+        await_team(team);
+    if (status == 0) {
+        struct exchange *exchange = &thread->model->exchange;
+        uint64_t start = clock_ns();
+        status = exchange->method->barrier(exchange);
+        team->exchange_ns += clock_ns() - start;
+    }
+    if (team->threads > 1)
+        release_team(team, status);
+    return status;
+}
