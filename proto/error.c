@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-int error_set(struct error *ret_error, int code, const char *format, ...)
+void error_write(struct error *ret_error, const char *format, ...)
 {
     if (ret_error) {
         va_list args;
@@ -12,10 +12,9 @@ int error_set(struct error *ret_error, int code, const char *format, ...)
         vsnprintf(ret_error->text, sizeof ret_error->text, format, args);
         va_end(args);
     }
-    return -code;
 }
 
-int error_prefix(struct error *ret_error, int status, const char *format, ...)
+void error_write_prefix(struct error *ret_error, const char *format, ...)
 {
     if (ret_error) {
         struct error inner = *ret_error;
@@ -28,5 +27,4 @@ int error_prefix(struct error *ret_error, int status, const char *format, ...)
             snprintf(ret_error->text + used, sizeof ret_error->text - (size_t)used, ": %.*s",
                      (int)(sizeof ret_error->text - (size_t)used - 3), inner.text);
     }
-    return status;
 }

@@ -11,9 +11,23 @@ struct error {
     char text[1024];
 };
 
-/* Writes the line and returns -`code` (code is a positive errno). `ret_error` may be NULL. Any thread. */
-__attribute__((format(printf, 3, 4))) int error_set(struct error *ret_error, int code, const char *format, ...);
+/* Writes the line and returns -`code`; never 0 or more, even where `code` is not a positive errno (-EIO then), which both a reader and
+ * the compiler may rely on. `ret_error` may be NULL. Any thread. */
+#define error_set(ret_error, code, ...)                                                                                \
+    __extension__({                                                                                                    \
+        int code_ = (code); /* first: the line's arguments may disturb errno */                                        \
+        error_write(ret_error, __VA_ARGS__);                                                                           \
+        code_ > 0 ? -code_ : -EIO;                                                                                     \
+    })
 
-/* Puts "context: " in front of the line that is there already and returns `status` unchanged, so that a caller can write
+/* Puts "context: " in front of the line that is there already and gives `status` back, so that a caller can write
  * `return error_prefix(ret_error, status, "%s", path)`. */
-__attribute__((format(printf, 3, 4))) int error_prefix(struct error *ret_error, int status, const char *format, ...);
+#define error_prefix(ret_error, status, ...)                                                                           \
+    __extension__({                                                                                                    \
+        int status_ = (status);                                                                                        \
+        error_write_prefix(ret_error, __VA_ARGS__);                                                                    \
+        status_;                                                                                                       \
+    })
+
+__attribute__((format(printf, 2, 3))) void error_write(struct error *ret_error, const char *format, ...);
+__attribute__((format(printf, 2, 3))) void error_write_prefix(struct error *ret_error, const char *format, ...);

@@ -8,6 +8,8 @@
 #define SEND_MS 10000
 #define SUPERVISOR_MS 10000
 #define LOOK_MS 200
+#define DIAL_MS 20
+#define RESTART_MS 15000
 
 int client_open(const struct instance *instance, const char *file, int interrupt_fd, struct client *ret_client,
                 struct error *ret_error)
@@ -18,7 +20,16 @@ int client_open(const struct instance *instance, const char *file, int interrupt
         return error_set(ret_error, ENOENT, "no instance %s is running: start it with `calypte up MODEL -n %s`", instance->name,
                          instance->name);
     instance_path(instance, file, path);
-    return channel_dial(CHANNEL_REQ, path, &ret_client->channel, ret_error);
+    int status = channel_dial(CHANNEL_REQ, path, &ret_client->channel, ret_error);
+    /* The process behind the socket may be on its way back: its supervisor lives. */
+    for (int waited = 0; (status == -ECONNREFUSED || status == -ENOENT) && waited < RESTART_MS; waited += DIAL_MS) {
+        if (interrupt_wait(interrupt_fd, -1, DIAL_MS) == WAIT_INTERRUPTED)
+            return error_set(ret_error, EINTR, "interrupted");
+        if (!instance_alive(instance))
+            return error_set(ret_error, ENOENT, "instance %s has ended", instance->name);
+        status = channel_dial(CHANNEL_REQ, path, &ret_client->channel, ret_error);
+    }
+    return status;
 }
 
 void client_close(struct client *client)

@@ -12,7 +12,8 @@ struct client {
     const char *server; /* for messages: "instance default" */
 };
 
-/* Dials `file` in the instance's folder. -ENOENT: no such instance runs. */
+/* Dials `file` in the instance's folder, and waits a while for a server that is being restarted. -ENOENT: no such instance runs;
+ * -EINTR: a signal came. */
 int client_open(const struct instance *instance, const char *file, int interrupt_fd, struct client *ret_client,
                 struct error *ret_error);
 void client_close(struct client *client);

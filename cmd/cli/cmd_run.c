@@ -228,7 +228,7 @@ static int ask(const struct run *run, struct client *client, json_t *request, st
         if (json_array_size(json_object_get(whole, "tokens")))
             putchar('\n');
     } else if (!status) {
-        json_dumpf(whole, stdout, JSON_INDENT(2));
+        json_dumpf(whole, stdout, JSON_COMPACT);
         putchar('\n');
     }
     fflush(stdout);

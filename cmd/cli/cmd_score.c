@@ -79,7 +79,7 @@ static void print_score(json_t *score, bool json)
 {
     if (json) {
         json_object_del(score, "ok");
-        json_dumpf(score, stdout, JSON_INDENT(2));
+        json_dumpf(score, stdout, JSON_COMPACT);
         putchar('\n');
         return;
     }

@@ -171,6 +171,10 @@ static void take_step(struct fixture *fixture, uint32_t index, const void *bytes
     }
     if (atomic_load(&fixture->control->serving) != step.epoch)
         return; /* of another life */
+    uint64_t hash = 1;
+    for (size_t i = 0; i < size; i++)
+        hash = mix(hash, ((const unsigned char *)bytes)[i]);
+    fixture->seen[index] ^= hash; fprintf(stderr,"w%u id %lu size %zu hash %lx\n", index, (unsigned long)step.id, size, (unsigned long)hash);
     if (index == 0) {
         atomic_fetch_add(&fixture->steps, 1);
         atomic_fetch_add(&fixture->rows, step.rows);
@@ -184,15 +188,17 @@ static void *run_worker(void *context)
 {
     _cleanup_free_ struct worker *worker = context;
     struct fixture *fixture = worker->fixture;
-    while (!atomic_load(&fixture->ending)) {
+    for (;;) {
         void *bytes;
         size_t size;
-        if (channel_receive(fixture->channels[worker->index], 20, &bytes, &size, NULL) < 0)
+        if (channel_receive(fixture->channels[worker->index], 20, &bytes, &size, NULL) < 0) {
+            if (atomic_load(&fixture->ending))
+                return NULL;
             continue;
+        }
         take_step(fixture, worker->index, bytes, size);
         free(bytes);
     }
-    return NULL;
 }
 
 /* ---- the instance ---- */
@@ -323,6 +329,7 @@ void fixture_stop(struct fixture *fixture)
         channel_close(fixture->channels[w]);
     }
     assert_int_equal(atomic_load(&fixture->mismatches), 0);
+    assert_true(fixture->raised || fixture->seen[0] == fixture->seen[1]);
     tokenizer_close(fixture->tokenizer);
     close(fixture->wake_fd);
     segment_detach(&fixture->exchange);
@@ -420,6 +427,7 @@ static void wake(struct fixture *fixture)
 
 void fixture_raise_epoch(struct fixture *fixture)
 {
+    fixture->raised = true;
     control_raise_epoch(fixture->control);
     wake(fixture);
 }

@@ -42,7 +42,8 @@ struct fixture {
     _Atomic uint32_t steps, rows, widest; /* that worker 0 was given; widest: most sequences in one */
     _Atomic uint32_t mismatches;          /* what the two workers saw differed, or a STEP read a KV row that nobody wrote */
     int32_t *kv;                          /* [kv_pages][page_tokens], worker 0's */
-    _Atomic uint64_t last_step;           /* id of worker 0's last STEP, held against worker 1's */
+    uint64_t seen[FIXTURE_WORKERS];       /* a hash of all STEPs that each worker got: the same unless `raised` */
+    bool raised;                          /* the epoch was: STEPs may have been lost */
 };
 
 /* Starts an instance whose container is tests/model, or an empty folder. */
