@@ -1,5 +1,5 @@
-/* Multi-head latent attention (MLA) in its absorbed form, over the paged cache of latents. Formulas: DeepSeek-V2 (arXiv 2405.04434),
- * section 2.1; the orders of the sums: README.md. */
+/* Multi-head latent attention (MLA) in its absorbed form, over the paged cache of latents. Formulas: DeepSeek-V2 (arXiv
+ * 2405.04434), section 2.1; the orders of the sums: README.md. */
 #include "compute/model.h"
 
 #include <math.h>
@@ -19,7 +19,8 @@ static struct projection projection_of(const struct model_config *c)
     return p;
 }
 
-static const unsigned char *latent_address(const struct model *model, const struct step_sequence *sequence, uint32_t position, uint32_t layer)
+static const unsigned char *latent_address(const struct model *model, const struct step_sequence *sequence,
+                                           uint32_t position, uint32_t layer)
 {
     const struct kv_layout *layout = &model->kv_layout;
     return kv_page(&model->kv, layout, sequence->page_ids[position / layout->page_tokens]) + layout->latents[layer] +
@@ -42,24 +43,31 @@ static int project(struct thread *thread, struct batch *batch, uint32_t layer, f
     }
     team_sync(thread, 0);
     float *buffer = exchange_buffer(&model->exchange);
-    matrix_multiply(thread, &w->q_a, &state->hidden, 0, batch->rows, own_range(thread, w->q_a.n / BLOCK_ROWS), buffer, p.width);
-    matrix_multiply(thread, &w->kv_a, &state->hidden, 0, batch->rows, own_range(thread, w->kv_a.n / BLOCK_ROWS), buffer + p.kv_a, p.width);
+    matrix_multiply(thread, &w->q_a, &state->hidden, 0, batch->rows, own_range(thread, w->q_a.n / BLOCK_ROWS), buffer,
+                    p.width);
+    matrix_multiply(thread, &w->kv_a, &state->hidden, 0, batch->rows, own_range(thread, w->kv_a.n / BLOCK_ROWS),
+                    buffer + p.kv_a, p.width);
     if (c->indexer_kind[layer] == INDEXER_FULL) {
+        part_begin(thread, PART_INDEXER);
         const struct linear *weights = &w->indexer.weights_proj;
-        matrix_multiply(thread, &w->indexer.wk, &state->hidden, 0, batch->rows, own_range(thread, w->indexer.wk.n / BLOCK_ROWS),
-                        buffer + p.index_key, p.width);
+        matrix_multiply(thread, &w->indexer.wk, &state->hidden, 0, batch->rows,
+                        own_range(thread, w->indexer.wk.n / BLOCK_ROWS), buffer + p.index_key, p.width);
         struct range own = own_range(thread, weights->n);
-        for (uint32_t r = 0; own.count > 0 && r < batch->rows; r++)
-            model->kernels->linear((const char *)weights->data + (size_t)own.first * weights->k * dtype_bytes(weights->dtype),
-                                   weights->dtype, own.count, weights->k, state->x + (size_t)r * c->hidden,
-                                   buffer + (size_t)r * p.width + p.index_weight + own.first);
+        for (uint32_t r = 0; r < batch->rows; r++)
+            thread->rows[r] = (struct matmul_row){.x = state->x + (size_t)r * c->hidden,
+                                                  .y = buffer + (size_t)r * p.width + p.index_weight + own.first};
+        model->kernels->linear((const char *)weights->data +
+                                   (size_t)own.first * weights->k * dtype_bytes(weights->dtype),
+                               weights->dtype, own.count, weights->k, thread->rows, batch->rows);
+        part_begin(thread, PART_ATTENTION);
     }
     *ret_buffer = buffer;
     return team_exchange(thread, 0);
 }
 
 /* Writes [norm(c); rope(k_r)] of one row into the cache. */
-static void store_latent(struct thread *thread, const struct batch *batch, uint32_t layer, uint32_t row, const float *kv_a)
+static void store_latent(struct thread *thread, const struct batch *batch, uint32_t layer, uint32_t row,
+                         const float *kv_a)
 {
     struct model *model = thread->model;
     const struct model_config *c = &model->facts.config;
@@ -90,6 +98,8 @@ static void finish_projection(struct thread *thread, struct batch *batch, uint32
         const float *row = buffer + (size_t)r * p.width;
         model->kernels->rmsnorm(row, model->weights.layers[layer].q_a_norm, c->q_lora, c->qk_norm_eps, thread->row);
         activation_set(model, &state->q_lora, r, thread->row);
+        if (full) /* chooses anew: all positions, unless index_select says otherwise */
+            state->selected_count[r] = SELECT_ALL;
         for (uint32_t h = 0; full && h < c->index_heads; h++)
             state->index_weight[(size_t)r * c->index_heads + h] = row[p.index_weight + h] * head_scale;
         if (r % model->facts.workers != model->self)
@@ -117,7 +127,8 @@ static void absorb_queries(struct thread *thread, struct batch *batch, uint32_t 
         activation_set(model, &state->nope, (task % heads) * batch->rows + task / heads, q);
     }
     team_sync(thread, 0);
-    /* One matrix a head; a thread takes a run of block rows of the heads laid end to end. Activations lie head by head. */
+    /* One matrix a head; a thread takes a run of block rows of the heads laid end to end. Activations lie head by
+     * head. */
     const struct matrix *w_uk = &model->weights.layers[layer].w_uk;
     uint32_t a_head = c->kv_lora / BLOCK_ROWS;
     struct range own = thread_range(thread, heads * a_head);
@@ -127,19 +138,22 @@ static void absorb_queries(struct thread *thread, struct batch *batch, uint32_t 
         if (first >= end)
             continue;
         struct matrix head = matrix_from(w_uk, (model->heads.first + h) * a_head);
-        matrix_multiply(thread, &head, &state->nope, h * batch->rows, batch->rows, (struct range){first - h * a_head, end - first},
-                        state->q_latent + (size_t)h * width, (size_t)heads * width);
+        matrix_multiply(thread, &head, &state->nope, h * batch->rows, batch->rows,
+                        (struct range){first - h * a_head, end - first}, state->q_latent + (size_t)h * width,
+                        (size_t)heads * width);
     }
     team_sync(thread, 0);
 }
 
 /* The keys of one block as f32 [count][kv_lora + qk_rope]: selected positions first .. first + count - 1 of a row. */
-static void load_keys(struct thread *thread, const struct batch *batch, uint32_t layer, uint32_t row, uint32_t first, uint32_t count)
+static void load_keys(struct thread *thread, const struct batch *batch, uint32_t layer, uint32_t row, uint32_t first,
+                      uint32_t count)
 {
     struct model *model = thread->model;
     const struct state *state = &model->state;
     uint32_t width = model->kv_layout.latent_width;
-    const uint32_t *selected = state->selected_count[row] == SELECT_ALL ? NULL : state->selected + (size_t)row * model->facts.index_topk;
+    const uint32_t *selected =
+        state->selected_count[row] == SELECT_ALL ? NULL : state->selected + (size_t)row * model->facts.index_topk;
     for (uint32_t t = 0; t < count; t++) {
         uint32_t position = selected ? selected[first + t] : first + t;
         const unsigned char *from = latent_address(model, batch->sequence[row], position, layer);
@@ -150,9 +164,10 @@ static void load_keys(struct thread *thread, const struct batch *batch, uint32_t
     }
 }
 
-/* Attention of one row and `heads` heads from `head` (of the own ones) on: exact maximum over all selected keys, then blocks of 64 in
- * ascending position. The latent sums z, normalised, become activations for W_UV. */
-static void attend(struct thread *thread, struct batch *batch, uint32_t layer, uint32_t row, uint32_t head, uint32_t heads)
+/* Attention of one row and `heads` heads from `head` (of the own ones) on: exact maximum over all selected keys, then
+ * blocks of 64 in ascending position. The latent sums z, normalised, become activations for W_UV. */
+static void attend(struct thread *thread, struct batch *batch, uint32_t layer, uint32_t row, uint32_t head,
+                   uint32_t heads)
 {
     struct model *model = thread->model;
     const struct model_config *c = &model->facts.config;
@@ -203,7 +218,8 @@ static int attention_output(struct thread *thread, struct batch *batch, uint32_t
         uint32_t end = own.first + own.count < (h + 1) * a_head ? own.first + own.count : (h + 1) * a_head;
         if (first < end) /* rows of W_UV of all heads are rows of the output */
             matrix_multiply(thread, w_uv, &model->state.latent, h * batch->rows, batch->rows,
-                            (struct range){model->heads.first * a_head + first, end - first}, buffer, (size_t)c->heads * c->v_head);
+                            (struct range){model->heads.first * a_head + first, end - first}, buffer,
+                            (size_t)c->heads * c->v_head);
     }
     *ret_buffer = buffer;
     return team_exchange(thread, 0);
@@ -221,8 +237,8 @@ static int attention_residual(struct thread *thread, struct batch *batch, uint32
         activation_set(model, &state->o, r, o + r * width);
     team_sync(thread, 0);
     float *buffer = exchange_buffer(&model->exchange);
-    matrix_multiply(thread, &model->weights.layers[layer].o, &state->o, 0, batch->rows, own_range(thread, c->hidden / BLOCK_ROWS), buffer,
-                    c->hidden);
+    matrix_multiply(thread, &model->weights.layers[layer].o, &state->o, 0, batch->rows,
+                    own_range(thread, c->hidden / BLOCK_ROWS), buffer, c->hidden);
     return residual_exchange(thread, batch, buffer);
 }
 
@@ -240,20 +256,26 @@ int forward_attention_mla(struct thread *thread, struct batch *batch, uint32_t l
     finish_projection(thread, batch, layer, buffer);
     team_sync(thread, 0);
 
-    /* Own heads' queries stay here; index queries go to everybody. The exchange also separates who wrote the cache from who reads it. */
+    /* Own heads' queries stay here; index queries go to everybody. The exchange also separates who wrote the cache from
+     * who reads it. */
     struct matrix own_q_b = matrix_from(&w->q_b, model->heads.first * qk / BLOCK_ROWS);
-    matrix_multiply(thread, &own_q_b, &state->q_lora, 0, batch->rows, thread_range(thread, own * qk / BLOCK_ROWS), state->q, (size_t)own * qk);
+    matrix_multiply(thread, &own_q_b, &state->q_lora, 0, batch->rows, thread_range(thread, own * qk / BLOCK_ROWS),
+                    state->q, (size_t)own * qk);
     bool select = c->indexer_kind[layer] == INDEXER_FULL && index_needed(model, batch);
     float *queries = exchange_buffer(&model->exchange);
-    if (select)
-        matrix_multiply(thread, &w->indexer.wq_b, &state->q_lora, 0, batch->rows, own_range(thread, w->indexer.wq_b.n / BLOCK_ROWS), queries,
+    if (select) {
+        part_begin(thread, PART_INDEXER);
+        matrix_multiply(thread, &w->indexer.wq_b, &state->q_lora, 0, batch->rows,
+                        own_range(thread, w->indexer.wq_b.n / BLOCK_ROWS), queries,
                         (size_t)c->index_heads * c->index_dim);
+    }
     status = team_exchange(thread, 0);
     if (status == 0 && select)
         status = index_select(thread, batch, layer, queries);
     if (status < 0)
         return status;
 
+    part_begin(thread, PART_ATTENTION);
     absorb_queries(thread, batch, layer);
     if (own > 0) {
         uint32_t together = batch->rows * own / model->team.threads;

@@ -44,7 +44,8 @@ static int find_linear(const struct finder *finder, const char *name, uint32_t n
 static int factor_of(int32_t exponent, const char *name, float *ret_factor, struct error *ret_error)
 {
     if (exponent < -126 || exponent > 127)
-        return error_set(ret_error, EBADMSG, "tensor %s: exponent %d is out of range: convert the model again", name, exponent);
+        return error_set(ret_error, EBADMSG, "tensor %s: exponent %d is out of range: convert the model again", name,
+                         exponent);
     *ret_factor = ldexpf(1.0f, exponent);
     return 0;
 }
@@ -116,11 +117,13 @@ static int find_indexer(const struct finder *finder, const struct model_config *
     };
     int status = find_all(finder, matrices, COUNT(matrices), vectors, COUNT(vectors));
     if (status == 0)
-        status = find_linear(finder, "self_attn.indexer.weights_proj.weight", c->index_heads, c->hidden, &ret_indexer->weights_proj);
+        status = find_linear(finder, "self_attn.indexer.weights_proj.weight", c->index_heads, c->hidden,
+                             &ret_indexer->weights_proj);
     return status;
 }
 
-static int find_attention_mla(const struct model *model, uint32_t layer, struct layer_weights *ret_weights, struct error *ret_error)
+static int find_attention_mla(const struct model *model, uint32_t layer, struct layer_weights *ret_weights,
+                              struct error *ret_error)
 {
     const struct model_config *c = &model->facts.config;
     char prefix[40];
@@ -148,7 +151,8 @@ static int find_attention_mla(const struct model *model, uint32_t layer, struct 
 }
 
 /* The exponents of every expert of a MoE layer, each checked. */
-static int find_exponents(const struct model *model, uint32_t layer, const int32_t **ret_exponents, struct error *ret_error)
+static int find_exponents(const struct model *model, uint32_t layer, const int32_t **ret_exponents,
+                          struct error *ret_error)
 {
     const struct model_config *c = &model->facts.config;
     const uint64_t shape[] = {model_moe_layers(c), c->experts, EXPERT_MATRICES};
@@ -165,7 +169,8 @@ static int find_exponents(const struct model *model, uint32_t layer, const int32
     return status;
 }
 
-static int find_mlp_shared(const struct model *model, uint32_t layer, struct layer_weights *ret_weights, struct error *ret_error)
+static int find_mlp_shared(const struct model *model, uint32_t layer, struct layer_weights *ret_weights,
+                           struct error *ret_error)
 {
     const struct model_config *c = &model->facts.config;
     char prefix[40];

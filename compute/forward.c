@@ -53,10 +53,12 @@ void rope_row(const struct model *model, struct batch *batch, uint32_t row)
 void activation_set(const struct model *model, struct activation *activation, uint32_t row, const float *x)
 {
     size_t at = (size_t)row * activation->width;
-    if (model->facts.activations == ACTIVATIONS_F32)
+    if (model->facts.activations == ACTIVATIONS_F32) {
         memcpy(activation->x + at, x, activation->width * sizeof(float));
-    else
-        model->kernels->quantise(x, activation->width, activation->q + at, activation->scales + at / GROUP);
+        return;
+    }
+    model->kernels->quantise(x, activation->width, activation->q + at, activation->scales + at / GROUP);
+    model->kernels->sum_groups(activation->q + at, activation->width, activation->sums + at / GROUP);
 }
 
 void matrix_multiply(struct thread *thread, const struct matrix *matrix, const struct activation *activation, uint32_t first, uint32_t rows,
@@ -66,20 +68,14 @@ void matrix_multiply(struct thread *thread, const struct matrix *matrix, const s
         return;
     const struct kernel_set *kernels = thread->model->kernels;
     bool f32 = thread->model->facts.activations == ACTIVATIONS_F32;
-    for (uint32_t r = 0; r < rows; r++) {
-        size_t at = (size_t)(first + r) * activation->width;
-        thread->rows[r] = (struct matmul_row){.y = y + r * stride + (size_t)blocks.first * BLOCK_ROWS};
-        if (f32) {
-            thread->rows[r].x = activation->x + at;
-        } else {
-            thread->rows[r].q = activation->q + at;
-            thread->rows[r].scales = activation->scales + at / GROUP;
-        }
-    }
+    for (uint32_t r = 0; r < rows; r++)
+        thread->rows[r] = activation_row(activation, first + r, y + r * stride + (size_t)blocks.first * BLOCK_ROWS);
     matmul_function *multiply = matrix->format == WEIGHT_INT4 ? (f32 ? kernels->matmul_int4_f32 : kernels->matmul_int4)
                                                               : (f32 ? kernels->matmul_int8_f32 : kernels->matmul_int8);
+    uint64_t begun = matmul_begin(thread);
     multiply(matrix->quanta + quanta_bytes(matrix->format, blocks.first, matrix->k),
              matrix->scales + scales_bytes(blocks.first, matrix->k) / 2, blocks.count, matrix->k, matrix->factor, thread->rows, rows);
+    matmul_end(thread, begun);
 }
 
 int residual_exchange(struct thread *thread, struct batch *batch, float *buffer)
@@ -107,6 +103,7 @@ int forward_mlp_dense(struct thread *thread, struct batch *batch, uint32_t layer
     struct state *state = &model->state;
     uint32_t width = w->gate.n;
     struct range rows = thread_range(thread, batch->rows);
+    part_begin(thread, PART_DENSE);
     for (uint32_t r = rows.first; r < rows.first + rows.count; r++) {
         float *x = state->x + (size_t)r * c->hidden;
         model->kernels->rmsnorm(batch->h + (size_t)r * c->hidden, w->post_norm, c->hidden, c->rms_eps, x);
@@ -140,6 +137,7 @@ int forward_logits(struct thread *thread, const float *h, const uint32_t *row, c
     const struct model_config *c = &model->facts.config;
     struct state *state = &model->state;
     struct range rows = thread_range(thread, state->logit_rows);
+    part_begin(thread, PART_HEAD);
     for (uint32_t i = rows.first; i < rows.first + rows.count; i++) {
         float *x = state->x + (size_t)i * c->hidden;
         if (row[i] == UINT32_MAX)
@@ -159,6 +157,7 @@ int forward_logits(struct thread *thread, const float *h, const uint32_t *row, c
 int forward_layer(struct thread *thread, struct batch *batch, uint32_t layer)
 {
     struct model *model = thread->model;
+    part_begin(thread, PART_ATTENTION);
     int status = model->family->attention(thread, batch, layer);
     if (status < 0)
         return status;

@@ -1,13 +1,14 @@
-/* The indexer of DeepSeek Sparse Attention: for each row the index_topk positions with the highest index score. Formulas: DeepSeek-V3.2
- * technical report, section 2. Each worker scores its share of the positions with all index heads and publishes its best; the union of
- * their bests holds the best of all, so the set is the same for any number of workers. */
+/* The indexer of DeepSeek Sparse Attention: for each row the index_topk positions with the highest index score.
+ * Formulas: DeepSeek-V3.2 technical report, section 2. Each worker scores its share of the positions with all index
+ * heads and publishes its best; the union of their bests holds the best of all, so the set is the same for any number
+ * of workers. */
 #include "compute/model.h"
 
 #include <math.h>
 #include <string.h>
 
-/* What one worker publishes, for all rows: counts u32 [rows], scores f32 [rows][topk], positions u32 [rows][topk]; workers one after
- * another. Positions ascend. */
+/* What one worker publishes, for all rows: counts u32 [rows], scores f32 [rows][topk], positions u32 [rows][topk];
+ * workers one after another. Positions ascend. */
 struct candidates {
     uint32_t *count;
     float *score;
@@ -47,8 +48,9 @@ void index_store_key(struct thread *thread, const struct batch *batch, uint32_t 
     if (model->facts.activations == ACTIVATIONS_F32)
         memcpy(to, k, layout->key_bytes);
     else
-        model->kernels->quantise(k, c->index_dim, (int8_t *)to,
-                                 (float *)(void *)(page + layout->key_scales[layer] + within * layout->key_scale_bytes));
+        model->kernels->quantise(
+            k, c->index_dim, (int8_t *)to,
+            (float *)(void *)(page + layout->key_scales[layer] + within * layout->key_scale_bytes));
 }
 
 /* Rotates and quantises the index queries of this thread's rows. */
@@ -62,13 +64,15 @@ static void set_queries(struct thread *thread, struct batch *batch, const float 
         size_t at = (size_t)r * (c->qk_rope / 2);
         memcpy(thread->row, queries + r * width, width * sizeof(float));
         for (uint32_t h = 0; h < c->index_heads; h++)
-            model->kernels->rope(thread->row + (size_t)h * c->index_dim, batch->cos + at, batch->sin + at, c->qk_rope, c->index_rope_interleave);
+            model->kernels->rope(thread->row + (size_t)h * c->index_dim, batch->cos + at, batch->sin + at, c->qk_rope,
+                                 c->index_rope_interleave);
         activation_set(model, &model->state.index, r, thread->row);
     }
 }
 
 /* Scores of positions [range) of one row, page by page. */
-static void score_positions(struct thread *thread, const struct batch *batch, uint32_t layer, uint32_t row, struct range range, float *ret_scores)
+static void score_positions(struct thread *thread, const struct batch *batch, uint32_t layer, uint32_t row,
+                            struct range range, float *ret_scores)
 {
     struct model *model = thread->model;
     const struct model_config *c = &model->facts.config;
@@ -79,17 +83,20 @@ static void score_positions(struct thread *thread, const struct batch *batch, ui
     size_t at = (size_t)row * index->width;
     for (uint32_t done = 0; done < range.count;) {
         uint32_t position = range.first + done, within = position % layout->page_tokens;
-        uint32_t count = layout->page_tokens - within < range.count - done ? layout->page_tokens - within : range.count - done;
-        const unsigned char *page = kv_page(&model->kv, layout, batch->sequence[row]->page_ids[position / layout->page_tokens]);
+        uint32_t count =
+            layout->page_tokens - within < range.count - done ? layout->page_tokens - within : range.count - done;
+        const unsigned char *page =
+            kv_page(&model->kv, layout, batch->sequence[row]->page_ids[position / layout->page_tokens]);
         const unsigned char *keys = page + layout->keys[layer] + within * layout->key_bytes;
         if (model->facts.activations == ACTIVATIONS_F32)
-            model->kernels->index_scores_f32(index->x + at, weights, c->index_heads, c->index_dim, scale, (const float *)(const void *)keys,
-                                             count, ret_scores + done);
+            model->kernels->index_scores_f32(index->x + at, weights, c->index_heads, c->index_dim, scale,
+                                             (const float *)(const void *)keys, count, ret_scores + done);
         else
-            model->kernels->index_scores(index->q + at, index->scales + at / GROUP, weights, c->index_heads, c->index_dim, scale,
-                                         (const int8_t *)keys,
-                                         (const float *)(const void *)(page + layout->key_scales[layer] + within * layout->key_scale_bytes),
-                                         count, ret_scores + done);
+            model->kernels->index_scores(
+                index->q + at, index->scales + at / GROUP, weights, c->index_heads, c->index_dim, scale,
+                (const int8_t *)keys,
+                (const float *)(const void *)(page + layout->key_scales[layer] + within * layout->key_scale_bytes),
+                count, ret_scores + done);
         done += count;
     }
 }
@@ -100,7 +107,8 @@ static bool is_sparse(const struct model *model, const struct batch *batch, uint
 }
 
 /* Own share's best of rows [first, first + count), into the exchange. */
-static void score_rows(struct thread *thread, struct batch *batch, uint32_t layer, uint32_t first, uint32_t count, const struct candidates *own)
+static void score_rows(struct thread *thread, struct batch *batch, uint32_t layer, uint32_t first, uint32_t count,
+                       const struct candidates *own)
 {
     struct model *model = thread->model;
     struct state *state = &model->state;
@@ -121,7 +129,8 @@ static void score_rows(struct thread *thread, struct batch *batch, uint32_t laye
             continue;
         struct range share = split(batch->position[r] + 1, model->self, model->facts.workers);
         const float *scores = state->index_score + (size_t)(r - first) * most;
-        uint32_t kept = model->kernels->select(scores, share.count, share.count < topk ? share.count : topk, thread->candidate_index);
+        uint32_t kept = model->kernels->select(scores, share.count, share.count < topk ? share.count : topk,
+                                               thread->candidate_index);
         own->count[r] = kept;
         for (uint32_t i = 0; i < kept; i++) {
             own->score[(size_t)r * topk + i] = scores[thread->candidate_index[i]];
@@ -131,8 +140,8 @@ static void score_rows(struct thread *thread, struct batch *batch, uint32_t laye
     team_sync(thread, 0); /* the scores are overwritten next */
 }
 
-/* The best of all workers' candidates for one row. Workers' shares ascend, so the candidates lie in ascending position. What another
- * worker wrote is bounded before use. */
+/* The best of all workers' candidates for one row. Workers' shares ascend, so the candidates lie in ascending position.
+ * What another worker wrote is bounded before use. */
 static void merge_row(struct thread *thread, struct batch *batch, void *buffer, uint32_t row)
 {
     struct model *model = thread->model;
@@ -148,7 +157,8 @@ static void merge_row(struct thread *thread, struct batch *batch, void *buffer, 
             thread->candidate_position[total] = position <= batch->position[row] ? position : batch->position[row];
         }
     }
-    uint32_t kept = model->kernels->select(thread->candidate_score, total, total < topk ? total : topk, thread->candidate_index);
+    uint32_t kept =
+        model->kernels->select(thread->candidate_score, total, total < topk ? total : topk, thread->candidate_index);
     uint32_t *selected = state->selected + (size_t)row * topk;
     for (uint32_t i = 0; i < kept; i++)
         selected[i] = thread->candidate_position[thread->candidate_index[i]];
@@ -163,7 +173,8 @@ int index_select(struct thread *thread, struct batch *batch, uint32_t layer, con
     void *buffer = exchange_buffer(&model->exchange);
     struct candidates own = candidates_of(model, buffer, model->self, batch->rows);
     for (uint32_t first = 0; first < batch->rows; first += SELECT_ROWS)
-        score_rows(thread, batch, layer, first, batch->rows - first < SELECT_ROWS ? batch->rows - first : SELECT_ROWS, &own);
+        score_rows(thread, batch, layer, first, batch->rows - first < SELECT_ROWS ? batch->rows - first : SELECT_ROWS,
+                   &own);
     int status = team_exchange(thread, 0);
     if (status < 0)
         return status;

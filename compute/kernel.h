@@ -17,10 +17,11 @@
 
 enum kernel_isa { ISA_AUTO = 0, ISA_SCALAR, ISA_AVX2, ISA_AVX512, ISA_AMX, ISA_COUNT };
 
-/* One activation row of a matrix product: q and scales for the int8 kernels, x for the f32 ones. */
+/* One activation row of a matrix product: q, scales and sums for the int8 kernels, x for the f32 ones. */
 struct matmul_row {
-    const int8_t *q;     /* [k] */
+    const int8_t *q;     /* [k], from -127 to 127 */
     const float *scales; /* [k / 64] */
+    const int32_t *sums; /* [k / 64]: of each group of q, for dot instructions that want one operand unsigned */
     const float *x;      /* [k] */
     float *y;            /* out, [blocks * 16] */
 };
@@ -34,10 +35,12 @@ struct kernel_set {
     const char *name;
     /* int8 in groups of 64: x [k] -> ret_q [k], ret_scales [k / 64]. */
     void (*quantise)(const float *x, uint32_t k, int8_t *ret_q, float *ret_scales);
+    /* q [k] -> ret_sums [k / 64]. */
+    void (*sum_groups)(const int8_t *q, uint32_t k, int32_t *ret_sums);
     matmul_function *matmul_int8, *matmul_int4;         /* int8 activations */
     matmul_function *matmul_int8_f32, *matmul_int4_f32; /* f32 activations */
-    /* W [n, k] of f32, f16 or bf16 (used as f32), x [k] -> ret_y [n]. */
-    void (*linear)(const void *weights, enum tensor_dtype dtype, uint32_t n, uint32_t k, const float *x, float *ret_y);
+    /* W [n, k] of f32, f16 or bf16 (used as f32), x [k] of each row -> its y [n]. */
+    void (*linear)(const void *weights, enum tensor_dtype dtype, uint32_t n, uint32_t k, const struct matmul_row *rows, uint32_t row_count);
     /* One row [k] of a quantised matrix, as f32: quantum * scale * factor. quanta and scales of its block row; row < 16. */
     void (*dequantise_row)(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t row, uint32_t k, float factor,
                            float *ret_x);
@@ -75,8 +78,16 @@ struct kernel_set {
     uint32_t (*select)(const float *scores, uint32_t n, uint32_t k, uint32_t *ret_index);
 };
 
-/* The set for facts.isa: `auto` is the best that this CPU runs. -ENOTSUP with a line naming the set where the CPU or this build lacks it. */
+/* The set for facts.isa: `auto` is the best that runs here; one that does not is refused (-ENOTSUP) with a line that says what this
+ * machine lacks for it. Any thread; what the kernel permits (cpu.h) it permits to the threads started after. */
 int kernel_choose(uint32_t isa, const struct kernel_set **ret_set, struct error *ret_error);
+
+/* The same for a machine with these features (cpu.h). */
+int kernel_choose_for(uint32_t isa, uint32_t features, const struct kernel_set **ret_set, struct error *ret_error);
+
+/* Set `index` of this build, the reference first, and what this machine lacks for it, as "AVX2, FMA"; empty where it runs. NULL past
+ * the last. */
+const struct kernel_set *kernel_set_at(uint32_t index, char *ret_missing, size_t size);
 
 /* All sets that this CPU can run, the reference first; for tests and benchmarks. Returns their number, at most `size`. */
 uint32_t kernel_sets(const struct kernel_set **ret_sets, uint32_t size);

@@ -29,8 +29,8 @@ struct worker {
     int epoch_fd;  /* eventfd: the watcher saw the epoch rise */
 };
 
-/* An idle worker sleeps in poll() and would not notice a raised epoch, which the supervisor wants acknowledged. This thread sleeps on
- * the futex that a raise wakes, and passes it on. */
+/* An idle worker sleeps in poll() and would not notice a raised epoch, which the supervisor wants acknowledged. This
+ * thread sleeps on the futex that a raise wakes, and passes it on. */
 static void *watch_epoch(void *argument)
 {
     const struct worker *worker = argument;
@@ -53,7 +53,8 @@ static int start_watcher(struct worker *worker, struct error *ret_error)
     pthread_t watcher;
     int code = pthread_create(&watcher, NULL, watch_epoch, worker);
     if (code)
-        return error_set(ret_error, code, "worker %u: no thread for watching the epoch: %s", worker->heritage.index, strerror(code));
+        return error_set(ret_error, code, "worker %u: no thread for watching the epoch: %s", worker->heritage.index,
+                         strerror(code));
     pthread_detach(watcher);
     return 0;
 }
@@ -101,12 +102,14 @@ static int open_worker(struct worker *worker, struct error *ret_error)
     if (status < 0)
         return status;
     if (heritage->index >= worker->facts.workers)
-        return error_set(ret_error, EINVAL, "--index %u: the instance has %u workers", heritage->index, worker->facts.workers);
+        return error_set(ret_error, EINVAL, "--index %u: the instance has %u workers", heritage->index,
+                         worker->facts.workers);
     worker->epoch_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (worker->epoch_fd < 0)
         return error_set(ret_error, errno, "worker %u: no eventfd: %s", heritage->index, strerror(errno));
     snprintf(path, sizeof path, "%s/worker.%u.ipc", heritage->rundir, heritage->index);
-    status = channel_listen(CHANNEL_PAIR, path, &worker->channel, ret_error); /* before pinning: its threads inherit our cores */
+    status = channel_listen(CHANNEL_PAIR, path, &worker->channel,
+                            ret_error); /* before pinning: its threads inherit our cores */
     if (status == 0)
         status = start_watcher(worker, ret_error);
     if (status < 0)
@@ -120,7 +123,8 @@ static int open_worker(struct worker *worker, struct error *ret_error)
                                           .page_tokens = facts->page_tokens,
                                           .context = facts->context,
                                           .vocab = facts->config.vocab};
-    return model_open(heritage->instance, facts, worker->control, heritage->index, heritage->doorbell_fd, &worker->model, ret_error);
+    return model_open(heritage->instance, facts, worker->control, heritage->index, heritage->doorbell_fd,
+                      &worker->model, ret_error);
 }
 
 static void close_worker(struct worker *worker)
@@ -139,7 +143,9 @@ static int answer(struct worker *worker, const struct step_done *done, struct er
         return 0;
     message_encode_step_done(done, bytes, sizeof bytes);
     int status = channel_send(worker->channel, bytes, sizeof bytes, SEND_MS, ret_error);
-    return status == -ECONNRESET || status == -ETIMEDOUT || status == -EAGAIN ? 0 : status; /* the front is gone: nobody waits */
+    return status == -ECONNRESET || status == -ETIMEDOUT || status == -EAGAIN
+               ? 0
+               : status; /* the front is gone: nobody waits */
 }
 
 /* Runs one message. 0 to go on; anything else is this worker's end. */

@@ -51,8 +51,8 @@ static struct pair sum_pair(double a, double b)
     return (struct pair){high, b - (high - a)};
 }
 
-/* ln x = e ln 2 + 2 atanh(s), s = (m - 1) / (m + 1), m in [sqrt 1/2, sqrt 2), good to some 2^-60 of 1: the first term of the series and
- * e ln 2 in pairs, the rest (at most s^2 / 3 of it) in f64. x > 0, finite. */
+/* ln x = e ln 2 + 2 atanh(s), s = (m - 1) / (m + 1), m in [sqrt 1/2, sqrt 2), good to some 2^-60 of 1: the first term
+ * of the series and e ln 2 in pairs, the rest (at most s^2 / 3 of it) in f64. x > 0, finite. */
 static struct pair log_pair(double x)
 {
     int exponent = 0;
@@ -75,7 +75,8 @@ static struct pair log_pair(double x)
     double tail = 1.0 / 27.0;
     for (int k = 25; k >= 3; k -= 2)
         tail = __builtin_fma(tail, z, 1.0 / k);
-    struct pair ln2 = sum_pair(exponent * 0x1.62e42fefa3800p-1, exponent * 0x1.ef35793c76730p-45); /* the first product is exact */
+    struct pair ln2 =
+        sum_pair(exponent * 0x1.62e42fefa3800p-1, exponent * 0x1.ef35793c76730p-45); /* the first product is exact */
     double rest = 2.0 * s_low + 2.0 * s * (z * tail);
     struct pair result = exponent == 0 ? sum_pair(2.0 * s, 0.0) : sum_pair(ln2.high, 2.0 * s);
     return sum_pair(result.high, result.low + (ln2.low + rest));
@@ -93,9 +94,9 @@ static double exp_pair(struct pair x)
     struct pair reduced = sum_pair(r, __builtin_fma(n, -0x1.ef35793c76730p-45, x.low));
     r = reduced.high;
     double p = 1.0 / 87178291200.0; /* 1/14! */
-    static const double inverse_factorial[] = {1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0,
-                                               1.0 / 40320.0,      1.0 / 5040.0,      1.0 / 720.0,      1.0 / 120.0,     1.0 / 24.0,
-                                               1.0 / 6.0,          0.5};
+    static const double inverse_factorial[] = {1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0,
+                                               1.0 / 362880.0,     1.0 / 40320.0,     1.0 / 5040.0,     1.0 / 720.0,
+                                               1.0 / 120.0,        1.0 / 24.0,        1.0 / 6.0,        0.5};
     for (unsigned i = 0; i < sizeof inverse_factorial / sizeof inverse_factorial[0]; i++)
         p = __builtin_fma(p, r, inverse_factorial[i]);
     p = 1.0 + (r + (r * r * p + reduced.low));
@@ -115,7 +116,8 @@ double math_pow(double base, double exponent)
     return exp_pair((struct pair){high, low});
 }
 
-/* sin and cos of high + low, |high| <= 0.7854, by their Taylor polynomials; terms from the 19th power on are below 2^-63. */
+/* sin and cos of high + low, |high| <= 0.7854, by their Taylor polynomials; terms from the 19th power on are below
+ * 2^-63. */
 static double sin_reduced(double x, double low)
 {
     static const double c[] = {1.0 / 355687428096000.0, -1.0 / 1307674368000.0, 1.0 / 6227020800.0, -1.0 / 39916800.0,
@@ -130,8 +132,9 @@ static double sin_reduced(double x, double low)
 
 static double cos_reduced(double x, double low)
 {
-    static const double c[] = {-1.0 / 6402373705728000.0, 1.0 / 20922789888000.0, -1.0 / 87178291200.0, 1.0 / 479001600.0,
-                               -1.0 / 3628800.0,          1.0 / 40320.0,          -1.0 / 720.0,         1.0 / 24.0};
+    static const double c[] = {
+        -1.0 / 6402373705728000.0, 1.0 / 20922789888000.0, -1.0 / 87178291200.0, 1.0 / 479001600.0,
+        -1.0 / 3628800.0,          1.0 / 40320.0,          -1.0 / 720.0,         1.0 / 24.0};
     double z = x * x, p = c[0];
     for (unsigned i = 1; i < sizeof c / sizeof c[0]; i++)
         p = __builtin_fma(p, z, c[i]);
@@ -139,8 +142,9 @@ static double cos_reduced(double x, double low)
     return high + (((1.0 - high) - half) + (z * z * p - x * low));
 }
 
-/* Reduction by multiples of pi/2, which stands here as three f64. x - n P1 is exact: both are multiples of 2^-53 (x is not smaller than
- * pi/4 where n is not 0) and the difference is below 1. n < 2^30, so the error of the whole is below 2^-130. */
+/* Reduction by multiples of pi/2, which stands here as three f64. x - n P1 is exact: both are multiples of 2^-53 (x is
+ * not smaller than pi/4 where n is not 0) and the difference is below 1. n < 2^30, so the error of the whole is below
+ * 2^-130. */
 void math_sincos(double x, double *ret_sin, double *ret_cos)
 {
     double n = (x * 0x1.45f306dc9c883p-1 + SHIFT64) - SHIFT64;
@@ -155,17 +159,9 @@ void math_sincos(double x, double *ret_sin, double *ret_cos)
     low = low - (sum - high);
     double s = sin_reduced(sum, low), c = cos_reduced(sum, low);
     switch ((int64_t)n & 3) {
-    case 0:
-        *ret_sin = s, *ret_cos = c;
-        break;
-    case 1:
-        *ret_sin = c, *ret_cos = -s;
-        break;
-    case 2:
-        *ret_sin = -s, *ret_cos = -c;
-        break;
-    default:
-        *ret_sin = -c, *ret_cos = s;
-        break;
+    case 0: *ret_sin = s, *ret_cos = c; break;
+    case 1: *ret_sin = c, *ret_cos = -s; break;
+    case 2: *ret_sin = -s, *ret_cos = -c; break;
+    default: *ret_sin = -c, *ret_cos = s; break;
     }
 }

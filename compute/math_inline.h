@@ -1,5 +1,6 @@
-/* The functions of math.h that kernels need inside their loops, as code to inline: every instruction set that includes this computes
- * the same bits, because each line is one IEEE operation (+ - * fma, integer shifts) and contraction is off. */
+/* The functions of math.h that kernels need inside their loops, as code to inline: every instruction set that includes
+ * this computes the same bits, because each line is one IEEE operation (+ - * fma, integer shifts) and contraction is
+ * off. */
 #pragma once
 
 #include <math.h>
@@ -20,8 +21,9 @@ static inline uint32_t bits_of_float(float x)
     return bits;
 }
 
-/* e^x as 2^n * e^r, n = x / ln 2 to the nearest integer, |r| <= 0.347: r in two steps (ln 2 = 0x1.62e4p-1 + the rest), e^r by its
- * Taylor polynomial of degree 7 in Horner form, then two exact powers of two, so that a subnormal result is rounded once.
+/* e^x as 2^n * e^r, n = x / ln 2 to the nearest integer, |r| <= 0.347: r in two steps (ln 2 = 0x1.62e4p-1 + the rest),
+ * e^r by its Taylor polynomial of degree 7 in Horner form, then two exact powers of two, so that a subnormal result is
+ * rounded once.
  *
  * No branch but selects: a loop over this function can be made of vectors. */
 static inline float inline_exp(float x)
@@ -33,7 +35,7 @@ static inline float inline_exp(float x)
     float n = (bounded * 0x1.715476p+0f + shift) - shift;
     float r = __builtin_fmaf(n, -0x1.62e4p-1f, bounded);
     r = __builtin_fmaf(n, -0x1.7f7d1cp-20f, r);
-    float p = 0x1.a01a02p-13f;              /* 1/7! */
+    float p = 0x1.a01a02p-13f;                 /* 1/7! */
     p = __builtin_fmaf(p, r, 0x1.6c16c2p-10f); /* 1/6! */
     p = __builtin_fmaf(p, r, 0x1.111112p-7f);  /* 1/5! */
     p = __builtin_fmaf(p, r, 0x1.555556p-5f);  /* 1/4! */
@@ -51,7 +53,8 @@ static inline float inline_exp(float x)
     return x != x ? x : y;
 }
 
-/* f16 -> f32: shift into place, then times 2^112 (exact, also for subnormals); infinities and NaN get the full exponent. */
+/* f16 -> f32: shift into place, then times 2^112 (exact, also for subnormals); infinities and NaN get the full
+ * exponent. */
 static inline float inline_f16_to_f32(uint16_t x)
 {
     uint32_t magnitude = (uint32_t)(x & 0x7fffu) << 13;
@@ -65,8 +68,8 @@ static inline float inline_bf16_to_f32(uint16_t x)
     return float_of_bits((uint32_t)x << 16);
 }
 
-/* f32 -> f16, round to nearest, ties to even. A normal result: add half of the last place less one (and one more where the last bit
- * kept is odd), then cut. A subnormal one: adding 0.5 puts the last place where f32 itself rounds. */
+/* f32 -> f16, round to nearest, ties to even. A normal result: add half of the last place less one (and one more where
+ * the last bit kept is odd), then cut. A subnormal one: adding 0.5 puts the last place where f32 itself rounds. */
 static inline uint16_t inline_f32_to_f16(float x)
 {
     uint32_t bits = bits_of_float(x);

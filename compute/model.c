@@ -60,7 +60,8 @@ static int allocate_activation(struct model *model, struct activation *activatio
         const struct need needs[] = {NEED(activation->x, values)};
         return allocate_all(state, needs, COUNT(needs));
     }
-    const struct need needs[] = {NEED(activation->q, values), NEED(activation->scales, values / GROUP)};
+    const struct need needs[] = {NEED(activation->q, values), NEED(activation->scales, values / GROUP),
+                                 NEED(activation->sums, values / GROUP)};
     return allocate_all(state, needs, COUNT(needs));
 }
 
@@ -307,9 +308,6 @@ static void fill_batches(struct model *model, const struct step *step)
             }
         }
     }
-    /* Until an indexer has chosen, and for rows that never need one, all positions count. */
-    for (uint32_t r = 0; r < model->facts.max_rows; r++)
-        state->selected_count[r] = SELECT_ALL;
 }
 
 static int run_team(struct model *model)
@@ -348,6 +346,7 @@ static int refuse_step(const struct model *model, const struct step *step, struc
 int model_step(struct model *model, const struct step *step, struct step_done *ret_done, struct error *ret_error)
 {
     uint64_t start = clock_ns();
+    team_time(&model->team, start);
     struct demand *demand = &model->state.demand;
     *ret_done = (struct step_done){.id = step->id, .epoch = step->epoch, .status = -ESTALE};
     if (step->epoch != atomic_load(&model->control->epoch))
@@ -357,7 +356,7 @@ int model_step(struct model *model, const struct step *step, struct step_done *r
     int status = refuse_step(model, step, ret_error);
     if (status == 0) {
         model->step = step;
-        model->wait_ns = demand->hits = demand->misses = model->team.exchange_ns = 0;
+        demand->hits = demand->misses = 0;
         model->failure = (struct expert_failure){0};
         fill_batches(model, step);
         status = run_team(model);
@@ -374,14 +373,17 @@ int model_step(struct model *model, const struct step *step, struct step_done *r
     ret_done->code = model->failure.code;
     ret_done->hits = (uint32_t)demand->hits;
     ret_done->misses = (uint32_t)demand->misses;
-    ret_done->wait_ns = model->wait_ns;
-    ret_done->step_ns = clock_ns() - start;
+    team_part(&model->team, PART_OTHER);
+    memcpy(ret_done->part_ns, model->team.part_ns, sizeof ret_done->part_ns);
+    ret_done->matmul_ns = model->team.matmul_ns;
+    ret_done->step_ns = model->team.part_since - start;
     struct worker_line *line = model->line;
     add_counter(&line->steps, 1);
     add_counter(&line->rows, step->rows);
     add_counter(&line->step_ns, ret_done->step_ns);
-    add_counter(&line->wait_ns, model->wait_ns);
-    add_counter(&line->exchange_ns, model->team.exchange_ns);
+    for (unsigned p = 0; p < STEP_PARTS; p++)
+        add_counter(&line->part_ns[p], ret_done->part_ns[p]);
+    add_counter(&line->matmul_ns, ret_done->matmul_ns);
     add_counter(&line->hits, demand->hits);
     add_counter(&line->misses, demand->misses);
     if (status == -EIO)

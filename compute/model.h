@@ -80,8 +80,19 @@ struct activation {
     uint32_t width;
     int8_t *q;     /* [rows][width] */
     float *scales; /* [rows][width / 64] */
+    int32_t *sums; /* [rows][width / 64]: of each group of q */
     float *x;      /* [rows][width] */
 };
+
+/* Row `row` of it as an operand whose product goes to y. */
+static inline struct matmul_row activation_row(const struct activation *activation, size_t row, float *y)
+{
+    size_t at = row * activation->width;
+    if (!activation->q)
+        return (struct matmul_row){.x = activation->x + at, .y = y};
+    return (struct matmul_row){
+        .q = activation->q + at, .scales = activation->scales + at / GROUP, .sums = activation->sums + at / GROUP, .y = y};
+}
 
 /* Rows that go through a layer together: (sequence, position) pairs. The draft layer has its own, shorter batch. */
 struct batch {
@@ -167,7 +178,7 @@ struct thread {
     uint32_t *candidate_position, *candidate_index;
 };
 
-#define ATTENTION_HEADS 8u /* heads that share a block of keys in one task, at most */
+#define ATTENTION_HEADS 32u /* heads that share a block of keys in one task, at most */
 #define SELECT_ROWS 16u    /* rows whose index scores are held at a time */
 
 struct model {
@@ -192,7 +203,6 @@ struct model {
     struct slice_part parts[EXPERT_SLICES][EXPERT_MATRICES];
     const struct step *step;         /* the running one */
     struct expert_failure failure;   /* W: the team's first thread */
-    uint64_t wait_ns;                /* for experts, in this step */
     struct error error;              /* W: the team's first thread, with a fatal status */
 };
 
@@ -224,6 +234,25 @@ struct range own_range(const struct thread *thread, uint32_t count);
 static inline float *pair_result(const struct model *model, uint32_t pair, uint32_t block)
 {
     return model->state.pair_y + ((size_t)pair * model->hidden_blocks.count + block - model->hidden_blocks.first) * BLOCK_ROWS;
+}
+
+/* The step's time that follows belongs to `part`. */
+static inline void part_begin(const struct thread *thread, enum step_part part)
+{
+    if (thread->index == 0)
+        team_part(&thread->model->team, part);
+}
+
+/* Around products with quantised matrices: what they take is counted beside the parts. */
+static inline uint64_t matmul_begin(const struct thread *thread)
+{
+    return thread->index == 0 ? clock_ns() : 0;
+}
+
+static inline void matmul_end(const struct thread *thread, uint64_t begun)
+{
+    if (thread->index == 0)
+        thread->model->team.matmul_ns += clock_ns() - begun;
 }
 
 /* forward.c */

@@ -93,8 +93,8 @@ static void route(struct thread *thread, struct batch *batch, uint32_t layer)
     struct range own = thread_range(thread, c->experts);
     const char *first = (const char *)w->router.data + (size_t)own.first * c->hidden * dtype_bytes(w->router.dtype);
     for (uint32_t r = 0; r < batch->rows; r++)
-        model->kernels->linear(first, w->router.dtype, own.count, c->hidden, state->x + (size_t)r * c->hidden,
-                               state->router + (size_t)r * c->experts + own.first);
+        thread->rows[r] = (struct matmul_row){.x = state->x + (size_t)r * c->hidden, .y = state->router + (size_t)r * c->experts + own.first};
+    model->kernels->linear(first, w->router.dtype, own.count, c->hidden, thread->rows, batch->rows);
     team_sync(thread, 0);
     for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
         model->family->route(model, w, state->router + (size_t)r * c->experts, state->chosen + (size_t)r * c->top_k,
@@ -214,8 +214,7 @@ static int pin_ready(struct model *model, uint32_t layer)
 /* Waits until the next wave has at least one expert. Reads `published` before it looks, so no wake is lost. -EIO, -ESTALE. */
 static int await_wave(struct model *model, uint32_t layer)
 {
-    uint64_t start = clock_ns();
-    bool slept = false;
+    enum step_part part = model->team.part;
     int status;
     for (;;) {
         uint32_t published = atomic_load(&model->line->published);
@@ -223,11 +222,12 @@ static int await_wave(struct model *model, uint32_t layer)
         if (status != 0)
             break;
         bool full = request_missing(model, layer);
-        slept = true;
+        if (model->team.part != PART_WAIT)
+            team_part(&model->team, PART_WAIT);
         futex_wait(&model->line->published, published, full ? RETRY_MS : -1);
     }
-    if (slept)
-        model->wait_ns += clock_ns() - start;
+    if (model->team.part != part)
+        team_part(&model->team, part);
     return status < 0 ? status : 0;
 }
 
@@ -305,6 +305,7 @@ static void expert_multiply(struct thread *thread, const struct wave_expert *exp
     matmul_function *multiply = format == WEIGHT_INT4 ? (f32 ? kernels->matmul_int4_f32 : kernels->matmul_int4)
                                                       : (f32 ? kernels->matmul_int8_f32 : kernels->matmul_int8);
     float factor = ldexpf(1.0f, w->exponents[expert->expert * EXPERT_MATRICES + which]);
+    uint64_t begun = matmul_begin(thread);
     for (uint32_t s = 0; s < EXPERT_SLICES && own.count > 0; s++) {
         const struct slice_part *part = &model->parts[s][which];
         uint32_t end = part->blocks.first + part->blocks.count;
@@ -318,6 +319,7 @@ static void expert_multiply(struct thread *thread, const struct wave_expert *exp
         own.first += count;
         own.count -= count;
     }
+    matmul_end(thread, begun);
 }
 
 /* Points thread->rows at the activations of an expert's pairs; y of pair number i of the expert is y + i * stride. */
@@ -327,14 +329,7 @@ static uint32_t pair_rows(struct thread *thread, const struct activation *activa
     uint32_t first = state->expert_first[expert], count = state->expert_first[expert + 1] - first;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t pair = state->pairs[first + i];
-        size_t at = (size_t)(by_row ? pair / thread->model->facts.config.top_k : pair) * activation->width;
-        thread->rows[i].y = y + i * stride;
-        if (activation->q) {
-            thread->rows[i].q = activation->q + at;
-            thread->rows[i].scales = activation->scales + at / GROUP;
-        } else {
-            thread->rows[i].x = activation->x + at;
-        }
+        thread->rows[i] = activation_row(activation, by_row ? pair / thread->model->facts.config.top_k : pair, y + i * stride);
     }
     return count;
 }
@@ -443,19 +438,24 @@ static int run_wave(struct thread *thread, struct batch *batch, uint32_t layer, 
     struct activation shared = state->mlp;
     shared.width = w->gate.n;
     if (with_shared) {
+        part_begin(thread, PART_SHARED);
         const float *swiglu = (const float *)(const void *)(buffer + EXCHANGE_WAVE_BYTES);
         struct range rows = thread_range(thread, batch->rows);
         for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
             activation_set(model, &shared, r, swiglu + (size_t)r * shared.width);
+        part_begin(thread, PART_EXPERTS);
     }
     float *swiglu = exchange_buffer(&model->exchange);
     wave_gate_up(thread, layer, swiglu);
     status = team_exchange(thread, 0);
     if (status < 0)
         return status;
-    if (with_shared)
+    if (with_shared) {
+        part_begin(thread, PART_SHARED);
         matrix_multiply(thread, &w->down, &shared, 0, batch->rows, own_range(thread, model->facts.config.hidden / BLOCK_ROWS), state->shared_y,
                         model->facts.config.hidden);
+        part_begin(thread, PART_EXPERTS);
+    }
     wave_activations(thread, swiglu);
     team_sync(thread, 0);
     wave_down(thread, layer);
@@ -467,12 +467,17 @@ int forward_mlp_moe(struct thread *thread, struct batch *batch, uint32_t layer)
     struct model *model = thread->model;
     struct state *state = &model->state;
     bool shared = model->weights.layers[layer].gate.n > 0, first = true, leader = model->self == 0 && thread->index == 0;
+    part_begin(thread, PART_ROUTER);
     route(thread, batch, layer);
+    part_begin(thread, PART_EXPERTS);
     if (leader)
         demand_begin(model, layer);
     unsigned char *buffer = exchange_buffer(&model->exchange);
-    if (shared)
+    if (shared) {
+        part_begin(thread, PART_SHARED);
         shared_gate_up(thread, batch, layer, (float *)(void *)(buffer + EXCHANGE_WAVE_BYTES));
+        part_begin(thread, PART_EXPERTS);
+    }
     for (;; first = false) {
         int status = leader ? publish_wave(model, layer, (struct wave_list *)(void *)buffer) : 0;
         status = team_exchange(thread, status);

@@ -20,17 +20,20 @@ static int draft_input(struct thread *thread)
         rope_row(model, draft, r);
         embed_row(thread, draft->token[r], both);
         model->kernels->rmsnorm(both, model->weights.enorm, hidden, c->rms_eps, both);
-        model->kernels->rmsnorm(state->batch.h + (size_t)draft->source[r] * hidden, model->weights.norm, hidden, c->rms_eps, final);
+        model->kernels->rmsnorm(state->batch.h + (size_t)draft->source[r] * hidden, model->weights.norm, hidden,
+                                c->rms_eps, final);
         model->kernels->rmsnorm(final, model->weights.hnorm, hidden, c->rms_eps, final);
         activation_set(model, &input, r, both);
     }
     team_sync(thread, 0);
     float *buffer = exchange_buffer(&model->exchange);
-    matrix_multiply(thread, &model->weights.eh_proj, &input, 0, draft->rows, own_range(thread, hidden / BLOCK_ROWS), buffer, hidden);
+    matrix_multiply(thread, &model->weights.eh_proj, &input, 0, draft->rows, own_range(thread, hidden / BLOCK_ROWS),
+                    buffer, hidden);
     int status = team_exchange(thread, 0);
     if (status < 0)
         return status;
-    memcpy(draft->h + (size_t)rows.first * hidden, buffer + (size_t)rows.first * hidden, (size_t)rows.count * hidden * sizeof(float));
+    memcpy(draft->h + (size_t)rows.first * hidden, buffer + (size_t)rows.first * hidden,
+           (size_t)rows.count * hidden * sizeof(float));
     return 0;
 }
 
@@ -38,6 +41,7 @@ int forward_mtp(struct thread *thread)
 {
     struct model *model = thread->model;
     struct state *state = &model->state;
+    part_begin(thread, PART_OTHER);
     team_sync(thread, 0); /* logits read `hidden` until here; h is whole */
     int status = 0;
     if (state->draft.rows > 0)

@@ -3,6 +3,7 @@
 #include "compute/model.h"
 #include "shm/futex.h"
 
+#include <string.h>
 #include <time.h>
 
 #define SPINS 4000u /* looks before sleeping, where spinning is allowed: some 20 us */
@@ -30,7 +31,8 @@ static void pause_briefly(void)
 static void await_team(struct team *team)
 {
     uint32_t others = team->threads - 1;
-    for (uint32_t i = 0; team->spin && i < SPINS && atomic_load_explicit(&team->arrived, memory_order_acquire) != others; i++)
+    for (uint32_t i = 0;
+         team->spin && i < SPINS && atomic_load_explicit(&team->arrived, memory_order_acquire) != others; i++)
         pause_briefly();
     uint32_t arrived = atomic_load(&team->arrived);
     if (arrived != others) {
@@ -39,7 +41,8 @@ static void await_team(struct team *team)
             futex_wait(&team->arrived, arrived, -1);
         atomic_store(&team->first_sleeps, 0);
     }
-    atomic_store_explicit(&team->arrived, 0, memory_order_relaxed); /* before the phase turns: nobody counts until then */
+    atomic_store_explicit(&team->arrived, 0,
+                          memory_order_relaxed); /* before the phase turns: nobody counts until then */
 }
 
 static void release_team(struct team *team, int status)
@@ -53,7 +56,8 @@ static void release_team(struct team *team, int status)
 /* Another thread arrives and waits for the phase to turn. */
 static int await_phase(struct team *team)
 {
-    uint32_t phase = atomic_load_explicit(&team->phase, memory_order_relaxed); /* cannot turn before this thread has arrived */
+    uint32_t phase =
+        atomic_load_explicit(&team->phase, memory_order_relaxed); /* cannot turn before this thread has arrived */
     uint32_t before = atomic_fetch_add(&team->arrived, 1);
     if (before + 1 == team->threads - 1 && atomic_load(&team->first_sleeps))
         futex_wake_all(&team->arrived);
@@ -67,6 +71,24 @@ static int await_phase(struct team *team)
         futex_wait(&team->phase, phase, -1);
     atomic_fetch_sub(&team->sleepers, 1);
     return team->status;
+}
+
+void team_time(struct team *team, uint64_t now)
+{
+    memset(team->part_ns, 0, sizeof team->part_ns);
+    team->part = PART_OTHER;
+    team->part_since = now;
+    team->matmul_ns = 0;
+}
+
+enum step_part team_part(struct team *team, enum step_part part)
+{
+    enum step_part before = team->part;
+    uint64_t now = clock_ns();
+    team->part_ns[before] += now - team->part_since;
+    team->part_since = now;
+    team->part = part;
+    return before;
 }
 
 int team_sync(struct thread *thread, int status)
@@ -90,9 +112,9 @@ int team_exchange(struct thread *thread, int status)
         await_team(team);
     if (status == 0) {
         struct exchange *exchange = &thread->model->exchange;
-        uint64_t start = clock_ns();
+        enum step_part part = team_part(team, PART_EXCHANGE);
         status = exchange->method->barrier(exchange);
-        team->exchange_ns += clock_ns() - start;
+        team_part(team, part);
     }
     if (team->threads > 1)
         release_team(team, status);

@@ -14,7 +14,7 @@
 struct dense_plan {
     struct tensor *tensors; /* [count], sorted by name */
     uint32_t count;
-    uint64_t *data;         /* [dense files] where each file's data region starts */
+    uint64_t *data; /* [dense files] where each file's data region starts */
     uint64_t tensors_offset, exponents_offset;
     size_t bytes;
 };
@@ -81,8 +81,8 @@ static int make_plan(const struct container *container, struct dense_plan *plan,
     qsort(plan->tensors, plan->count, sizeof(*plan->tensors), compare_tensors);
     for (uint32_t t = 1; t < plan->count; t++) {
         if (strcmp(plan->tensors[t - 1].name, plan->tensors[t].name) == 0)
-            return error_set(ret_error, EBADMSG, "%s: tensor %s stands in two dense files: convert the model again", container->path,
-                             plan->tensors[t].name);
+            return error_set(ret_error, EBADMSG, "%s: tensor %s stands in two dense files: convert the model again",
+                             container->path, plan->tensors[t].name);
     }
     return 0;
 }
@@ -93,7 +93,8 @@ static bool keep_segment(const struct dense_load *load, const struct dense_plan 
     if (segment_attach(load->instance, "dense", SEGMENT_DENSE, plan->bytes, false, &segment, NULL) < 0)
         return false;
     const struct dense_header *header = segment.base;
-    bool keep = atomic_load_explicit(&header->ready, memory_order_acquire) == 1 && header->identity == load->container->identity;
+    bool keep = atomic_load_explicit(&header->ready, memory_order_acquire) == 1 &&
+                header->identity == load->container->identity;
     segment_detach(&segment);
     return keep;
 }
@@ -120,8 +121,10 @@ static int collect_verdicts(struct dense_load *load, size_t *left, struct error 
         (*left)--;
         const struct safetensors *file = job->owner;
         if (!job->matches && status == 0)
-            status = error_set(ret_error, EBADMSG, "%s: tensor %s: its checksum differs, the bytes on disk are damaged: fetch this "
-                               "file again or convert again", file->path, file->tensors[job->index].name);
+            status = error_set(ret_error, EBADMSG,
+                               "%s: tensor %s: its checksum differs, the bytes on disk are damaged: fetch this "
+                               "file again or convert again",
+                               file->path, file->tensors[job->index].name);
     }
     return status;
 }
@@ -135,14 +138,16 @@ static void empty_doorbell(const struct dense_load *load)
 static int piece_failure(const struct safetensors *file, const struct piece *piece, struct error *ret_error)
 {
     if (piece->status == -ENODATA)
-        return error_set(ret_error, EIO, "%s: the file is truncated at byte %llu: fetch this file again or convert again", file->path,
+        return error_set(ret_error, EIO,
+                         "%s: the file is truncated at byte %llu: fetch this file again or convert again", file->path,
                          (unsigned long long)piece->read.offset);
-    return error_set(ret_error, -piece->status, "%s: cannot be read at byte %llu: %s: check the drive (dmesg)", file->path,
-                     (unsigned long long)piece->read.offset, strerror(-piece->status));
+    return error_set(ret_error, -piece->status, "%s: cannot be read at byte %llu: %s: check the drive (dmesg)",
+                     file->path, (unsigned long long)piece->read.offset, strerror(-piece->status));
 }
 
 /* Waits until `count` pieces are back; after a failure takes back what is not in flight. */
-static int wait_for_pieces(struct dense_load *load, const struct safetensors *file, uint64_t count, struct error *ret_error)
+static int wait_for_pieces(struct dense_load *load, const struct safetensors *file, uint64_t count,
+                           struct error *ret_error)
 {
     int status = 0;
     while (count) {
@@ -194,7 +199,8 @@ static int read_file(struct dense_load *load, const struct safetensors *file, ch
     return status;
 }
 
-static void add_verify_jobs(struct dense_load *load, const struct dense_file *file, const char *base, struct verify_job *jobs)
+static void add_verify_jobs(struct dense_load *load, const struct dense_file *file, const char *base,
+                            struct verify_job *jobs)
 {
     for (size_t t = 0; t < file->header.count; t++) {
         const struct tensor *tensor = &file->header.tensors[t];
@@ -257,8 +263,8 @@ int dense_load(struct dense_load *load, struct error *ret_error)
         return status;
     status = segment_unlink(load->instance, "dense");
     if (status < 0)
-        return error_set(ret_error, -status, "shared memory of the dense weights of instance %s cannot be removed: %s", load->instance,
-                         strerror(-status));
+        return error_set(ret_error, -status, "shared memory of the dense weights of instance %s cannot be removed: %s",
+                         load->instance, strerror(-status));
     struct segment segment;
     struct segment_options options = {
         .kind = SEGMENT_DENSE, .node = -1, .hugepages = load->hugepages, .populate_threads = POPULATE_THREADS};

@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 
-/* Opens `path` with O_DIRECT, or without where the file system refuses (*ret_direct says which), and tries one read of 4096 bytes, for
- * some file systems accept the flag and refuse the read. The descriptor, or a negative errno. Any thread. */
+/* Opens `path` with O_DIRECT, or without where the file system refuses (*ret_direct says which), and tries one read of
+ * 4096 bytes, for some file systems accept the flag and refuse the read. The descriptor, or a negative errno. Any
+ * thread. */
 int disk_open(const char *path, bool *ret_direct, struct error *ret_error);

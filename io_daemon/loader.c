@@ -11,8 +11,8 @@
  *   verify.c      the thread that computes checksums
  *   disk.c        opening files with O_DIRECT
  *
- * A miss passes through in this order: ring -> requests -> placement (slot LOADING, map) -> loads -> reader -> method -> reader ->
- * loads -> verify -> loads -> placement (READY) -> `published` of the workers that asked. */
+ * A miss passes through in this order: ring -> requests -> placement (slot LOADING, map) -> loads -> reader -> method
+ * -> reader -> loads -> verify -> loads -> placement (READY) -> `published` of the workers that asked. */
 #include "io_daemon/loader.h"
 
 #include "io_daemon/dense_load.h"
@@ -72,7 +72,8 @@ __attribute__((format(printf, 2, 3))) static void log_line(const struct loader *
 static void ring_doorbell(const struct loader *loader)
 {
     uint64_t one = 1;
-    (void)!write(loader->doorbell_fd, &one, sizeof(one)); /* fails only when the counter is full, and then it rings already */
+    /* fails only when the counter is full, and then it rings already */
+    (void)!write(loader->doorbell_fd, &one, sizeof(one));
 }
 
 static void empty_doorbell(const struct loader *loader)
@@ -90,7 +91,8 @@ static int open_doorbell(struct loader *loader, const struct loader_options *opt
         loader->doorbell_fd = loader->own_doorbell_fd = eventfd(0, EFD_CLOEXEC);
     int flags = fcntl(loader->doorbell_fd, F_GETFL);
     if (flags < 0 || fcntl(loader->doorbell_fd, F_SETFL, flags | O_NONBLOCK) < 0)
-        return error_set(ret_error, errno, "doorbell: descriptor %d is not usable: %s", loader->doorbell_fd, strerror(errno));
+        return error_set(ret_error, errno, "doorbell: descriptor %d is not usable: %s", loader->doorbell_fd,
+                         strerror(errno));
     return 0;
 }
 
@@ -103,16 +105,21 @@ static int attach_instance(struct loader *loader, struct error *ret_error)
         return status;
     const struct container *container = loader->container;
     if (container->identity != loader->facts.identity)
-        return error_set(ret_error, ESTALE, "%s: is not the container that the instance was started with: run `calypte down` and `calypte "
-                         "up` again", container->path);
+        return error_set(ret_error, ESTALE,
+                         "%s: is not the container that the instance was started with: run `calypte down` and `calypte "
+                         "up` again",
+                         container->path);
     status = pool_attach(loader->instance, &loader->pool, ret_error);
     if (status < 0)
         return status;
     const struct pool *pool = &loader->pool;
-    if (pool->expert_count != container->expert_count * container->config.experts || pool->slice_bytes != container->slice_bytes ||
-        pool->slot_count != loader->facts.pool_slots || pool->nodes != loader->facts.nodes)
-        return error_set(ret_error, EBADMSG, "pool of instance %s was made for another container: run `calypte down` and `calypte up` again",
-                         loader->instance);
+    if (pool->expert_count != container->expert_count * container->config.experts ||
+        pool->slice_bytes != container->slice_bytes || pool->slot_count != loader->facts.pool_slots ||
+        pool->nodes != loader->facts.nodes)
+        return error_set(
+            ret_error, EBADMSG,
+            "pool of instance %s was made for another container: run `calypte down` and `calypte up` again",
+            loader->instance);
     return 0;
 }
 
@@ -140,8 +147,10 @@ static int open_lock(struct loader *loader, const char *rundir, struct error *re
 
 static int open_method(struct loader *loader, const struct io_method *method, struct error *ret_error)
 {
-    struct io_setup setup = {
-        .doorbell_fd = loader->doorbell_fd, .stop_fd = loader->stop_fd, .lock_fd = loader->lock_fd, .depth = READER_DEPTH};
+    struct io_setup setup = {.doorbell_fd = loader->doorbell_fd,
+                             .stop_fd = loader->stop_fd,
+                             .lock_fd = loader->lock_fd,
+                             .depth = READER_DEPTH};
     bool may_fall_back = !method && loader->facts.io != IO_PREAD;
     if (!method)
         method = loader->facts.io == IO_PREAD ? &io_method_pread : &io_method_uring;
@@ -192,7 +201,8 @@ static int load_dense(struct loader *loader, struct error *ret_error)
     int status = dense_load(&load, ret_error);
     loader->direct = load.direct;
     if (status == 0 && !loader->direct)
-        log_line(loader, "%s: its file system refuses O_DIRECT: reading through the page cache, which costs memory and speed",
+        log_line(loader,
+                 "%s: its file system refuses O_DIRECT: reading through the page cache, which costs memory and speed",
                  loader->container->path);
     atomic_store(&loader->control->iod.direct, loader->direct);
     return status;
@@ -200,10 +210,12 @@ static int load_dense(struct loader *loader, struct error *ret_error)
 
 static int open_books(struct loader *loader, struct error *ret_error)
 {
-    int status = requests_open(loader->control, loader->facts.workers, loader->pool.expert_count, &loader->requests, ret_error);
+    int status =
+        requests_open(loader->control, loader->facts.workers, loader->pool.expert_count, &loader->requests, ret_error);
     if (status < 0)
         return status;
-    status = placement_open(&loader->pool, &loader->requests, &loader->control->iod.evictions, &loader->placement, ret_error);
+    status = placement_open(&loader->pool, &loader->requests, &loader->control->iod.evictions, &loader->placement,
+                            ret_error);
     if (status < 0)
         return status;
     loader->loads.container = loader->container;
@@ -295,24 +307,20 @@ static void accept_request(struct loader *loader, uint32_t worker, const struct 
 {
     int status = requests_note(&loader->requests, worker, request);
     if (status == -EBADMSG && !loader->liar[worker]) {
-        log_line(loader, "worker %u asked for expert %u of %u: ignored", worker, request->expert, loader->pool.expert_count);
+        log_line(loader, "worker %u asked for expert %u of %u: ignored", worker, request->expert,
+                 loader->pool.expert_count);
         loader->liar[worker] = true;
     }
     if (status < 0)
         return;
     switch (placement_find(&loader->placement, request->expert)) {
-    case PLACE_READY:
-        notify_demanders(&loader->requests, request->expert);
-        break;
-    case PLACE_LOADING: /* its end notifies whoever wants it then */
-        break;
+    case PLACE_READY: notify_demanders(&loader->requests, request->expert); break;
+    case PLACE_LOADING: /* its end notifies whoever wants it then */ break;
     case PLACE_FAILED: /* asked for again: try again */
         placement_forget_failed(&loader->placement, request->expert);
         requests_append(&loader->requests, request->expert);
         break;
-    case PLACE_NOWHERE:
-        requests_append(&loader->requests, request->expert);
-        break;
+    case PLACE_NOWHERE: requests_append(&loader->requests, request->expert); break;
     }
 }
 
@@ -364,14 +372,14 @@ static void collect_growth(struct loader *loader)
         loader->growth_reported = true;
     }
     if (atomic_load(&loader->growth_failed) && !loader->growth_reported) {
-        log_line(loader, "the pool stays at %u of %u slots: %s", pool_slots_ready(&loader->pool), loader->pool.slot_count,
-                 loader->growth_error.text);
+        log_line(loader, "the pool stays at %u of %u slots: %s", pool_slots_ready(&loader->pool),
+                 loader->pool.slot_count, loader->growth_error.text);
         loader->growth_reported = true;
     }
 }
 
-/* True when loads may be started: while a dead predecessor's reads may still be in flight, a second death would leave nobody who knows
- * about ours, so nothing is read into the pool before the lock is ours. */
+/* True when loads may be started: while a dead predecessor's reads may still be in flight, a second death would leave
+ * nobody who knows about ours, so nothing is read into the pool before the lock is ours. */
 static bool check_lock(struct loader *loader)
 {
     bool may_load = loader->lock_held || loader->lock_given_up;
@@ -379,7 +387,9 @@ static bool check_lock(struct loader *loader)
         placement_end_quarantine(&loader->placement);
         may_load = true;
     } else if (!may_load && monotonic_ns() > loader->lock_deadline_ns) {
-        log_line(loader, "the lock of the predecessor is still held: its reads cannot be in flight so long, going on without it");
+        log_line(
+            loader,
+            "the lock of the predecessor is still held: its reads cannot be in flight so long, going on without it");
         placement_end_quarantine(&loader->placement);
         loader->lock_given_up = may_load = true;
     }
@@ -412,7 +422,6 @@ static bool serve_demands(struct loader *loader)
     int status = start_loads(loader);
     if (status < 0) {
         atomic_store(starved, 1);
-        atomic_thread_fence(memory_order_seq_cst);
         status = start_loads(loader);
     }
     if (status == 0 && atomic_load_explicit(starved, memory_order_relaxed))
@@ -427,7 +436,6 @@ static int sleep_for_events(struct loader *loader, int timeout_ms, struct error 
     uint32_t events = 0;
     /* Raised before the last look at the rings, so that no request falls between. */
     atomic_store(asleep, 1);
-    atomic_thread_fence(memory_order_seq_cst);
     int status = 0;
     if (!collect_requests(loader))
         status = reader_wait(&loader->reader, timeout_ms, &finished, &events, ret_error);
@@ -461,7 +469,8 @@ int loader_run(struct loader *loader, struct error *ret_error)
 
 /* --- the end --- */
 
-/* False when waiting itself failed: reads are in flight, and the memory that they fill must stay until the process ends. */
+/* False when waiting itself failed: reads are in flight, and the memory that they fill must stay until the process
+ * ends. */
 static bool wait_for_reads(struct loader *loader)
 {
     loads_cancel(&loader->loads);

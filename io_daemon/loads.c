@@ -95,7 +95,7 @@ void loads_begin(struct loads *loads, uint32_t expert, struct slot_ref ref)
 static void log_failure(const struct loads *loads, const struct load *load)
 {
     const struct expert_file *file = file_of(loads, load->expert);
-    const char *reason = load->code == EBADMSG ? "its checksum differs, the bytes on disk are damaged"
+    const char *reason = load->code == EBADMSG   ? "its checksum differs, the bytes on disk are damaged"
                          : load->code == ENODATA ? "the file is truncated"
                                                  : strerror(load->code);
     char line[1024];
@@ -116,7 +116,8 @@ static void finish_load(struct loads *loads, struct load *load)
     int code = load->code == ENODATA ? EIO : load->code; /* what the slot tells: EIO or EBADMSG */
     if (placement_finish(loads->placement, load->expert, load->ref, code, load->slice) < 0) {
         char line[128];
-        snprintf(line, sizeof(line), "slot %u: its state was changed by another process: not used any more", load->ref.index);
+        snprintf(line, sizeof(line), "slot %u: its state was changed by another process: not used any more",
+                 load->ref.index);
         loads->log(line);
         requests_append(loads->requests, load->expert);
     } else if (!load->code) {

@@ -1,6 +1,6 @@
-/* The experts that are being read now. A load cuts its expert into pieces (2 MiB at most, contiguous in the file and in one node's
- * region), hands each slice to the verify thread when its last byte is there, and ends when nothing of it is in flight any more: only
- * then may the slot change hands. Thread: the daemon's main. */
+/* The experts that are being read now. A load cuts its expert into pieces (2 MiB at most, contiguous in the file and in
+ * one node's region), hands each slice to the verify thread when its last byte is there, and ends when nothing of it is
+ * in flight any more: only then may the slot change hands. Thread: the daemon's main. */
 #pragma once
 
 #include "io_daemon/placement.h"
@@ -15,11 +15,11 @@ struct load {
     uint32_t expert;
     struct slot_ref ref;
     uint32_t pieces_left, verdicts_left;
-    int code;                          /* first failure, an errno; 0: none */
-    uint32_t slice;                    /* where it failed */
-    size_t slice_left[EXPERT_SLICES];  /* bytes still to come */
+    int code;                         /* first failure, an errno; 0: none */
+    uint32_t slice;                   /* where it failed */
+    size_t slice_left[EXPERT_SLICES]; /* bytes still to come */
     struct verify_job jobs[EXPERT_SLICES];
-    struct piece *pieces;              /* [nodes * stretch_pieces] */
+    struct piece *pieces; /* [nodes * stretch_pieces] */
 };
 
 struct loads {
@@ -29,7 +29,7 @@ struct loads {
     struct reader *reader;
     struct verifier *verifier;
     struct control *control;
-    const int *files;      /* [expert files] */
+    const int *files; /* [expert files] */
     void (*log)(const char *line);
     size_t stretch_bytes, piece_bytes; /* of an expert: on one node, and in one piece */
     uint32_t stretch_pieces, active;
@@ -50,8 +50,8 @@ void loads_begin(struct loads *loads, uint32_t expert, struct slot_ref ref);
 void loads_piece_done(struct loads *loads, struct piece *piece);
 void loads_verdict(struct loads *loads, struct verify_job *job);
 
-/* Gives up all loads: what has not been sent is taken back. They are gone when the reader has nothing in flight, and then
- * loads_abandon empties their slots. */
+/* Gives up all loads: what has not been sent is taken back. They are gone when the reader has nothing in flight, and
+ * then loads_abandon empties their slots. */
 void loads_cancel(struct loads *loads);
 void loads_abandon(struct loads *loads);
 

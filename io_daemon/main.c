@@ -14,8 +14,8 @@ static void log_to_stderr(const char *line)
     fprintf(stderr, "calypte-iod: %s\n", line);
 }
 
-/* SIGTERM becomes a readable descriptor. A Ctrl-C reaches every process of the terminal's group; under a supervisor it is the
- * supervisor that says when to end. Before the first thread, so that all inherit the mask. */
+/* SIGTERM becomes a readable descriptor. A Ctrl-C reaches every process of the terminal's group; under a supervisor it
+ * is the supervisor that says when to end. Before the first thread, so that all inherit the mask. */
 static int open_signals(bool supervised)
 {
     sigset_t signals;

@@ -36,10 +36,11 @@ struct io_method {
     int (*open)(const struct io_setup *setup, void **ret_state, struct error *ret_error);
     /* Takes a read. 0, or -EAGAIN: full, collect with `wait` first. */
     int (*submit)(void *state, struct io_read *read);
-    /* Sleeps until a read has finished, an event came, or `timeout_ms` passed (negative: for ever), and hands back all finished reads
-     * as a list in any order. Events (a mask of enum io_event) may be reported once for several causes, so the caller empties the
-     * doorbell. 0 also when nothing happened (a signal). */
-    int (*wait)(void *state, int timeout_ms, struct io_read **ret_finished, uint32_t *ret_events, struct error *ret_error);
+    /* Sleeps until a read has finished, an event came, or `timeout_ms` passed (negative: for ever), and hands back all
+     * finished reads as a list in any order. Events (a mask of enum io_event) may be reported once for several causes,
+     * so the caller empties the doorbell. 0 also when nothing happened (a signal). */
+    int (*wait)(void *state, int timeout_ms, struct io_read **ret_finished, uint32_t *ret_events,
+                struct error *ret_error);
     /* No read may be in flight. */
     void (*close)(void *state);
 };

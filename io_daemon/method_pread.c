@@ -1,7 +1,8 @@
-/* Reads by threads that call pread, for machines where io_uring is forbidden: containers with a strict seccomp profile, old kernels.
+/* Reads by threads that call pread, for machines where io_uring is forbidden: containers with a strict seccomp profile,
+ * old kernels.
  *
- * The lock file needs no help here: a thread inside pread cannot die before its read has ended, and the process keeps its descriptors
- * until its last thread is gone, so the lock is free only when nothing can land any more. */
+ * The lock file needs no help here: a thread inside pread cannot die before its read has ended, and the process keeps
+ * its descriptors until its last thread is gone, so the lock is free only when nothing can land any more. */
 #include "io_daemon/method.h"
 #include "shm/control.h"
 
@@ -31,7 +32,8 @@ static void hand_back(struct pread_pool *pool, struct io_read *read)
     pool->finished = read;
     if (first) {
         uint64_t one = 1;
-        (void)!write(pool->doorbell_fd, &one, sizeof(one)); /* fails only when the counter is full, and then it rings already */
+        /* fails only when the counter is full, and then it rings already */
+        (void)!write(pool->doorbell_fd, &one, sizeof(one));
     }
 }
 
@@ -84,7 +86,8 @@ static int pread_open(const struct io_setup *setup, void **ret_state, struct err
         pool->threads++;
     if (pool->threads == 0) {
         pread_close(pool);
-        return error_set(ret_error, EAGAIN, "pread threads cannot be started: raise the limit of processes (ulimit -u)");
+        return error_set(ret_error, EAGAIN,
+                         "pread threads cannot be started: raise the limit of processes (ulimit -u)");
     }
     *ret_state = pool;
     return 0;
@@ -114,7 +117,8 @@ static struct io_read *take_finished(struct pread_pool *pool)
     return finished;
 }
 
-static int pread_wait(void *state, int timeout_ms, struct io_read **ret_finished, uint32_t *ret_events, struct error *ret_error)
+static int pread_wait(void *state, int timeout_ms, struct io_read **ret_finished, uint32_t *ret_events,
+                      struct error *ret_error)
 {
     struct pread_pool *pool = state;
     *ret_finished = take_finished(pool);

@@ -1,5 +1,5 @@
-/* Reads through one io_uring ring, used by one thread. The doorbell and the stop descriptor are polled in the same ring, so the daemon
- * sleeps in exactly one system call. */
+/* Reads through one io_uring ring, used by one thread. The doorbell and the stop descriptor are polled in the same
+ * ring, so the daemon sleeps in exactly one system call. */
 #include "io_daemon/method.h"
 #include "shm/control.h"
 
@@ -54,11 +54,13 @@ static int uring_open(const struct io_setup *setup, void **ret_state, struct err
     int status = setup_ring(&uring->ring, setup->depth);
     if (status < 0) {
         free(uring);
-        return error_set(ret_error, -status, "io_uring cannot be used (%s): check kernel.io_uring_disabled, the memlock limit and the "
-                         "container's seccomp profile", strerror(-status));
+        return error_set(ret_error, -status,
+                         "io_uring cannot be used (%s): check kernel.io_uring_disabled, the memlock limit and the "
+                         "container's seccomp profile",
+                         strerror(-status));
     }
-    /* The ring outlives this process until its last read has landed, and so does what its file table holds: a successor that gets the
-     * lock knows that no late page will come. */
+    /* The ring outlives this process until its last read has landed, and so does what its file table holds: a successor
+     * that gets the lock knows that no late page will come. */
     if (setup->lock_fd >= 0)
         status = io_uring_register_files(&uring->ring, &setup->lock_fd, 1);
     if (status < 0) {
@@ -125,7 +127,8 @@ static struct io_read *collect_completions(struct uring *uring, uint32_t *events
     struct io_read *finished = NULL;
     struct io_uring_cqe *cqe;
     unsigned head, seen = 0;
-    io_uring_for_each_cqe(&uring->ring, head, cqe) {
+    io_uring_for_each_cqe(&uring->ring, head, cqe)
+    {
         seen++;
         if (cqe->user_data < POLL_TAGS) {
             finish_poll(uring, cqe->user_data, cqe, events);
@@ -141,7 +144,8 @@ static struct io_read *collect_completions(struct uring *uring, uint32_t *events
     return finished;
 }
 
-static int uring_wait(void *state, int timeout_ms, struct io_read **ret_finished, uint32_t *ret_events, struct error *ret_error)
+static int uring_wait(void *state, int timeout_ms, struct io_read **ret_finished, uint32_t *ret_events,
+                      struct error *ret_error)
 {
     struct uring *uring = state;
     struct __kernel_timespec timeout = {timeout_ms / 1000, (long long)(timeout_ms % 1000) * 1000000};
@@ -154,7 +158,8 @@ static int uring_wait(void *state, int timeout_ms, struct io_read **ret_finished
     if (status >= 0 || status == -EINTR || status == -ETIME)
         return 0;
     if (status == -EAGAIN || status == -EBUSY) {
-        /* The kernel is short of memory, or its completion queue was full: what was not sent stays in the submission queue. */
+        /* The kernel is short of memory, or its completion queue was full: what was not sent stays in the submission
+         * queue. */
         if (seen == 0)
             nanosleep(&(struct timespec){0, 1000000}, NULL);
         return 0;

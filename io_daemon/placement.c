@@ -2,12 +2,14 @@
 
 #include <stdlib.h>
 
+/* Sequentially consistent: after the flag `starved` was raised, an unpin is either seen here or rings. */
 static uint64_t state_word(const struct placement *placement, uint32_t slot)
 {
-    return atomic_load_explicit(&placement->pool->slots[slot].state, memory_order_acquire);
+    return atomic_load(&placement->pool->slots[slot].state);
 }
 
-static int change_state(struct placement *placement, uint32_t slot, enum slot_state from, enum slot_state to, uint32_t generation)
+static int change_state(struct placement *placement, uint32_t slot, enum slot_state from, enum slot_state to,
+                        uint32_t generation)
 {
     return slot_change(&placement->pool->slots[slot].state, from, to, generation, NULL);
 }
@@ -50,20 +52,15 @@ static void recover_slot(struct placement *placement, uint32_t slot)
         if (change_state(placement, slot, SLOT_LOADING, SLOT_QUARANTINED, generation) == 0)
             placement->quarantined++;
         break;
-    case SLOT_QUARANTINED:
-        placement->quarantined++;
-        break;
-    case SLOT_FAILED:
-        change_state(placement, slot, SLOT_FAILED, SLOT_EMPTY, generation);
-        break;
+    case SLOT_QUARANTINED: placement->quarantined++; break;
+    case SLOT_FAILED: change_state(placement, slot, SLOT_FAILED, SLOT_EMPTY, generation); break;
     case SLOT_EMPTY:
-    default:
-        break;
+    default: break;
     }
 }
 
-int placement_open(struct pool *pool, struct requests *requests, _Atomic uint64_t *evictions, struct placement *ret_placement,
-                   struct error *ret_error)
+int placement_open(struct pool *pool, struct requests *requests, _Atomic uint64_t *evictions,
+                   struct placement *ret_placement, struct error *ret_error)
 {
     struct placement placement = {.pool = pool, .requests = requests, .evictions = evictions};
     placement.seats = calloc(pool->slot_count, sizeof(*placement.seats));
@@ -126,13 +123,11 @@ static void clear_seat(struct placement *placement, uint32_t slot)
     *seat = (struct seat){.expert = NOBODY};
 }
 
-static bool evictable(const struct placement *placement, uint32_t slot, uint64_t word, uint64_t used)
+static bool evictable(const struct placement *placement, uint32_t slot, uint64_t word)
 {
-    uint32_t expert = placement->seats[slot].expert;
     enum slot_state state = slot_state_of(word);
-    if (expert == NOBODY || (state == SLOT_READY && slot_pins_of(word)) || (state != SLOT_READY && state != SLOT_FAILED))
-        return false;
-    return !requests_owed(placement->requests, expert, used);
+    return placement->seats[slot].expert != NOBODY &&
+           ((state == SLOT_READY && slot_pins_of(word) == 0) || state == SLOT_FAILED);
 }
 
 /* Looks at every usable slot: the first EMPTY one, or NOBODY and the candidates for eviction. */
@@ -147,16 +142,21 @@ static uint32_t survey_slots(struct placement *placement, uint32_t count)
         if (slot_state_of(word) == SLOT_EMPTY)
             return s;
         candidate->used = atomic_load_explicit(&placement->pool->slots[s].used, memory_order_relaxed);
-        candidate->evictable = evictable(placement, s, word, candidate->used);
+        candidate->evictable = evictable(placement, s, word);
     }
     return NOBODY;
 }
 
-/* Empties the slot that the policy gives up. NOBODY: there is none. */
+/* Empties the slot that the policy gives up. NOBODY: there is none. Whether a slot is owed is asked of the chosen one
+ * only: few are. */
 static uint32_t evict_one(struct placement *placement, uint32_t count)
 {
     uint32_t victim;
     while ((victim = lru_victim(placement->candidates, count)) != LRU_NONE) {
+        struct lru_candidate *candidate = &placement->candidates[victim];
+        candidate->evictable = false;
+        if (requests_owed(placement->requests, placement->seats[victim].expert, candidate->used))
+            continue;
         uint64_t word = state_word(placement, victim);
         enum slot_state state = slot_state_of(word);
         if ((state == SLOT_READY || state == SLOT_FAILED) &&
@@ -165,8 +165,7 @@ static uint32_t evict_one(struct placement *placement, uint32_t count)
             if (state == SLOT_READY)
                 atomic_fetch_add_explicit(placement->evictions, 1, memory_order_relaxed);
             return victim;
-        }
-        placement->candidates[victim].evictable = false; /* pinned since we looked */
+        } /* else: pinned since we looked */
     }
     return NOBODY;
 }
@@ -181,7 +180,8 @@ int placement_take(struct placement *placement, uint32_t expert, struct slot_ref
         return -EAGAIN;
     struct slot *slot = &placement->pool->slots[index];
     struct slot_ref ref = {.index = index};
-    if (slot_change(&slot->state, SLOT_EMPTY, SLOT_LOADING, slot_generation_of(state_word(placement, index)), &ref.generation) < 0)
+    if (slot_change(&slot->state, SLOT_EMPTY, SLOT_LOADING, slot_generation_of(state_word(placement, index)),
+                    &ref.generation) < 0)
         return -EAGAIN; /* scribbled on between the look and the change */
     uint64_t tick;
     requests_live(placement->requests, expert, &tick);
@@ -227,15 +227,12 @@ enum expert_place placement_find(const struct placement *placement, uint32_t exp
     if (placement->seats[slot].loading)
         return PLACE_LOADING;
     switch (slot_state_of(state_word(placement, slot))) {
-    case SLOT_READY:
-        return PLACE_READY;
-    case SLOT_FAILED:
-        return PLACE_FAILED;
+    case SLOT_READY: return PLACE_READY;
+    case SLOT_FAILED: return PLACE_FAILED;
     case SLOT_EMPTY:
     case SLOT_LOADING:
     case SLOT_QUARANTINED:
-    default:
-        return PLACE_NOWHERE;
+    default: return PLACE_NOWHERE;
     }
 }
 

@@ -93,7 +93,8 @@ static bool advance_piece(struct piece *piece)
     return false;
 }
 
-int reader_wait(struct reader *reader, int timeout_ms, struct piece **ret_finished, uint32_t *ret_events, struct error *ret_error)
+int reader_wait(struct reader *reader, int timeout_ms, struct piece **ret_finished, uint32_t *ret_events,
+                struct error *ret_error)
 {
     struct io_read *read = NULL;
     *ret_finished = NULL;

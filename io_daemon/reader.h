@@ -1,6 +1,6 @@
-/* Whole pieces out of partial reads. A piece is 1-2 MiB that the caller wants in memory; the reader keeps few enough bytes in flight
- * that a demand never waits long, resumes short reads at an aligned place, repeats what was interrupted, and hands a piece back once:
- * whole, or with the reason why not. Thread: the daemon's main. */
+/* Whole pieces out of partial reads. A piece is 1-2 MiB that the caller wants in memory; the reader keeps few enough
+ * bytes in flight that a demand never waits long, resumes short reads at an aligned place, repeats what was
+ * interrupted, and hands a piece back once: whole, or with the reason why not. Thread: the daemon's main. */
 #pragma once
 
 #include "io_daemon/method.h"
@@ -14,11 +14,11 @@
 struct piece {
     struct io_read read; /* what is still to come; first member, so that a finished read is its piece */
     void *owner;
-    uint32_t index;      /* the owner's */
-    int status;          /* when handed back: 0, or a negative errno; -ENODATA: the file ends before the piece */
+    uint32_t index; /* the owner's */
+    int status;     /* when handed back: 0, or a negative errno; -ENODATA: the file ends before the piece */
     uint64_t started_ns;
-    bool retried;        /* one EIO was forgiven */
-    uint32_t stalls;     /* reads in a row without progress */
+    bool retried;    /* one EIO was forgiven */
+    uint32_t stalls; /* reads in a row without progress */
     struct piece *next;
 };
 
@@ -36,11 +36,13 @@ struct reader {
     uint32_t flying;
 };
 
-/* Asks for a piece: the owner has set read.fd, buffer, bytes, offset, owner and index. Its memory must live until it is handed back. */
+/* Asks for a piece: the owner has set read.fd, buffer, bytes, offset, owner and index. Its memory must live until it is
+ * handed back. */
 void reader_add(struct reader *reader, struct piece *piece);
 
 /* Sends what fits, sleeps (see io_method.wait), and hands back finished pieces as a list. */
-int reader_wait(struct reader *reader, int timeout_ms, struct piece **ret_finished, uint32_t *ret_events, struct error *ret_error);
+int reader_wait(struct reader *reader, int timeout_ms, struct piece **ret_finished, uint32_t *ret_events,
+                struct error *ret_error);
 
 /* Takes back all pieces that are not in flight yet, as a list. */
 struct piece *reader_withdraw(struct reader *reader);

@@ -4,9 +4,11 @@
 
 #include <stdlib.h>
 
-int requests_open(struct control *control, uint32_t workers, uint32_t experts, struct requests *ret_requests, struct error *ret_error)
+int requests_open(struct control *control, uint32_t workers, uint32_t experts, struct requests *ret_requests,
+                  struct error *ret_error)
 {
-    struct requests requests = {.control = control, .workers = workers, .experts = experts, .first = QUEUE_END, .last = QUEUE_END};
+    struct requests requests = {
+        .control = control, .workers = workers, .experts = experts, .first = QUEUE_END, .last = QUEUE_END};
     requests.demands = calloc(experts, sizeof(*requests.demands));
     requests.next = calloc(experts, sizeof(*requests.next));
     if (!requests.demands || !requests.next) {

@@ -1,9 +1,10 @@
-/* Who wants which expert. The rings bring requests; here each expert has one demand, whoever and however many ask for it, and the
- * experts that must be read stand in one queue in the order in which they were asked for. Thread: the daemon's main.
+/* Who wants which expert. The rings bring requests; here each expert has one demand, whoever and however many ask for
+ * it, and the experts that must be read stand in one queue in the order in which they were asked for. Thread: the
+ * daemon's main.
  *
- * A demand is live while the epoch is the one in which it was made and the worker has not moved past the tick at which it asked. A
- * delivered expert is *owed* while a live demand is younger than the slot's last use: evicting it then would let two demands chase
- * each other for ever. */
+ * A demand is live while the epoch is the one in which it was made and the worker has not moved past the tick at which
+ * it asked. A delivered expert is *owed* while a live demand is younger than the slot's last use: evicting it then
+ * would let two demands chase each other for ever. */
 #pragma once
 
 #include "shm/control.h"
@@ -26,10 +27,12 @@ struct requests {
 #define QUEUE_END UINT32_MAX
 #define QUEUE_OUT (UINT32_MAX - 1)
 
-int requests_open(struct control *control, uint32_t workers, uint32_t experts, struct requests *ret_requests, struct error *ret_error);
+int requests_open(struct control *control, uint32_t workers, uint32_t experts, struct requests *ret_requests,
+                  struct error *ret_error);
 void requests_close(struct requests *requests);
 
-/* Notes what worker `worker` asked for. 0; -ESTALE when the request is void already; -EBADMSG when it names no expert. */
+/* Notes what worker `worker` asked for. 0; -ESTALE when the request is void already; -EBADMSG when it names no
+ * expert. */
 int requests_note(struct requests *requests, uint32_t worker, const struct expert_request *request);
 
 /* The workers whose demand for the expert is live, as bits; *ret_tick is the oldest of their ticks (may be NULL). */
@@ -38,8 +41,8 @@ uint32_t requests_live(const struct requests *requests, uint32_t expert, uint64_
 /* True while some worker has not used the expert that it asked for; `used` is the slot's. */
 bool requests_owed(const struct requests *requests, uint32_t expert, uint64_t used);
 
-/* The queue of experts to read. Appending one that is in it already does nothing. requests_head gives the first with a live demand,
- * dropping void ones before it, or QUEUE_END. */
+/* The queue of experts to read. Appending one that is in it already does nothing. requests_head gives the first with a
+ * live demand, dropping void ones before it, or QUEUE_END. */
 void requests_append(struct requests *requests, uint32_t expert);
 uint32_t requests_head(struct requests *requests);
 void requests_remove_head(struct requests *requests);

@@ -25,7 +25,8 @@ static void hand_over_verdict(struct verifier *verifier, struct verify_job *job)
     verifier->done = job;
     if (first) {
         uint64_t one = 1;
-        (void)!write(verifier->doorbell_fd, &one, sizeof(one)); /* fails only when the counter is full, and then it rings already */
+        /* fails only when the counter is full, and then it rings already */
+        (void)!write(verifier->doorbell_fd, &one, sizeof(one));
     }
 }
 

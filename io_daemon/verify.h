@@ -1,6 +1,7 @@
 /* The verify thread: checksums beside the loop, so that a read never waits for a hash.
  *
- * Jobs go in, verdicts come out; both lists are the process's own. The memory of a job is written by nobody while the job is here. */
+ * Jobs go in, verdicts come out; both lists are the process's own. The memory of a job is written by nobody while the
+ * job is here. */
 #pragma once
 
 #include "proto/error.h"

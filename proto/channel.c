@@ -68,7 +68,8 @@ static int channel_open(enum channel_kind kind, const char *path, struct channel
     struct sockaddr_un address;
     if (strlen(path) >= sizeof address.sun_path)
         return error_set(ret_error, ENAMETOOLONG,
-                         "%s: %zu bytes are too many for the path of a socket, %zu may be used; set CALYPTE_RUNTIME_DIR to a shorter one",
+                         "%s: %zu bytes are too many for the path of a socket, %zu may be used; set "
+                         "CALYPTE_RUNTIME_DIR to a shorter one",
                          path, strlen(path), sizeof address.sun_path - 1);
     _cleanup_(channel_closep) struct channel *channel = calloc(1, sizeof *channel);
     if (!channel)
@@ -141,7 +142,9 @@ int channel_send_fd(struct channel *channel)
 
 static int set_timeout(struct channel *channel, const char *option, int timeout_ms)
 {
-    return timeout_ms == 0 ? 0 : nng_socket_set_ms(channel->socket, option, timeout_ms < 0 ? NNG_DURATION_INFINITE : timeout_ms);
+    return timeout_ms == 0
+               ? 0
+               : nng_socket_set_ms(channel->socket, option, timeout_ms < 0 ? NNG_DURATION_INFINITE : timeout_ms);
 }
 
 int channel_send(struct channel *channel, const void *bytes, size_t size, int timeout_ms, struct error *ret_error)
@@ -162,7 +165,8 @@ int channel_send(struct channel *channel, const void *bytes, size_t size, int ti
     return 0;
 }
 
-int channel_receive(struct channel *channel, int timeout_ms, void **ret_bytes, size_t *ret_size, struct error *ret_error)
+int channel_receive(struct channel *channel, int timeout_ms, void **ret_bytes, size_t *ret_size,
+                    struct error *ret_error)
 {
     nng_msg *message;
     int code = set_timeout(channel, NNG_OPT_RECVTIMEO, timeout_ms);

@@ -1,6 +1,6 @@
-/* A channel is an nng socket with its address: the only header through which the rest of the project sees nng (the front's request
- * socket, which needs raw mode, is in cmd/front). nng makes a dozen threads a process, which inherit the opener's affinity: open
- * channels before pinning. */
+/* A channel is an nng socket with its address: the only header through which the rest of the project sees nng (the
+ * front's request socket, which needs raw mode, is in cmd/front). nng makes a dozen threads a process, which inherit
+ * the opener's affinity: open channels before pinning. */
 #pragma once
 
 #include "proto/error.h"
@@ -16,9 +16,10 @@ enum channel_kind {
 
 struct channel;
 
-/* Listens on or dials `ipc://<path>` (at most 107 bytes, as Unix sockets have it: -ENAMETOOLONG). A dialled channel reconnects by
- * itself. Dialling a PAIR returns at once and connects when somebody listens; a REQ needs a listener now (-ENOENT, -ECONNREFUSED).
- * REQ never resends: when its server ends, the receive is -ECONNRESET. A message above 64 MiB closes the connection. Any thread. */
+/* Listens on or dials `ipc://<path>` (at most 107 bytes, as Unix sockets have it: -ENAMETOOLONG). A dialled channel
+ * reconnects by itself. Dialling a PAIR returns at once and connects when somebody listens; a REQ needs a listener now
+ * (-ENOENT, -ECONNREFUSED). REQ never resends: when its server ends, the receive is -ECONNRESET. A message above 64 MiB
+ * closes the connection. Any thread. */
 int channel_listen(enum channel_kind kind, const char *path, struct channel **ret_channel, struct error *ret_error);
 int channel_dial(enum channel_kind kind, const char *path, struct channel **ret_channel, struct error *ret_error);
 void channel_close(struct channel *channel);
@@ -29,9 +30,10 @@ int channel_fd(struct channel *channel);
 /* A descriptor that polls readable when a message can be sent (a PAIR: the other side is connected). */
 int channel_send_fd(struct channel *channel);
 
-/* timeout_ms: negative waits for ever, 0 tries once. -EAGAIN (tried once) / -ETIMEDOUT, -ECONNRESET when closed. One thread sends and
- * one receives at a time. */
+/* timeout_ms: negative waits for ever, 0 tries once. -EAGAIN (tried once) / -ETIMEDOUT, -ECONNRESET when closed. One
+ * thread sends and one receives at a time. */
 int channel_send(struct channel *channel, const void *bytes, size_t size, int timeout_ms, struct error *ret_error);
 
 /* Receives a message into memory that the caller frees (8-aligned). */
-int channel_receive(struct channel *channel, int timeout_ms, void **ret_bytes, size_t *ret_size, struct error *ret_error);
+int channel_receive(struct channel *channel, int timeout_ms, void **ret_bytes, size_t *ret_size,
+                    struct error *ret_error);

@@ -56,7 +56,7 @@ int container_checksum(const json_t *manifest, uint64_t *ret_checksum, struct er
     json_t *value;
     /* json_object_foreach wants a pointer to non-const, but only reads. */
     json_t *object = (json_t *)(uintptr_t)manifest;
-    json_object_foreach(object, name, value) {
+    json_object_foreach (object, name, value) {
         if (strcmp(name, "checksum") != 0 && json_object_set(bare, name, value) < 0)
             return error_set(ret_error, ENOMEM, "no memory for the manifest's checksum");
     }
@@ -76,7 +76,8 @@ int container_read_json(const char *path, size_t limit, json_t **ret_object, str
     if (!S_ISREG(facts.st_mode))
         return error_set(ret_error, EINVAL, "%s: is not a regular file", path);
     if ((uint64_t)facts.st_size > limit)
-        return error_set(ret_error, EFBIG, "%s: has %lld bytes, at most %zu are accepted", path, (long long)facts.st_size, limit);
+        return error_set(ret_error, EFBIG, "%s: has %lld bytes, at most %zu are accepted", path,
+                         (long long)facts.st_size, limit);
     json_error_t where;
     json_t *object = json_loadfd(fd, JSON_REJECT_DUPLICATES, &where);
     if (!object)
@@ -89,7 +90,8 @@ int container_read_json(const char *path, size_t limit, json_t **ret_object, str
     return 0;
 }
 
-static int read_tensor(const struct safetensors *file, const struct tensor *tensor, void *buffer, struct error *ret_error)
+static int read_tensor(const struct safetensors *file, const struct tensor *tensor, void *buffer,
+                       struct error *ret_error)
 {
     _cleanup_close_ int fd = open(file->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -99,16 +101,16 @@ static int read_tensor(const struct safetensors *file, const struct tensor *tens
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            return error_set(ret_error, got < 0 ? errno : EIO, "%s: cannot read tensor %s: %s", file->path, tensor->name,
-                             got < 0 ? strerror(errno) : "the file became shorter");
+            return error_set(ret_error, got < 0 ? errno : EIO, "%s: cannot read tensor %s: %s", file->path,
+                             tensor->name, got < 0 ? strerror(errno) : "the file became shorter");
         done += (uint64_t)got;
     }
     return 0;
 }
 
 /* Opens a file of the container and holds it against its entry in the manifest. */
-static int open_file(const struct container *container, const char *name, const json_t *entry, struct safetensors *ret_file,
-                     struct error *ret_error)
+static int open_file(const struct container *container, const char *name, const json_t *entry,
+                     struct safetensors *ret_file, struct error *ret_error)
 {
     _cleanup_free_ char *path = NULL;
     if (asprintf(&path, "%s/%s", container->path, name) < 0) {
@@ -117,16 +119,18 @@ static int open_file(const struct container *container, const char *name, const 
     }
     const json_t *bytes = json_object_get(entry, "bytes");
     uint64_t header;
-    if (!json_is_integer(bytes) || json_integer_value(bytes) < 0 || checksum_parse(json_object_get(entry, "header"), &header) < 0 ||
+    if (!json_is_integer(bytes) || json_integer_value(bytes) < 0 ||
+        checksum_parse(json_object_get(entry, "header"), &header) < 0 ||
         !json_is_object(json_object_get(entry, "tensors")))
-        return error_set(ret_error, EINVAL, "%s/%s: entry of %s is not valid, convert again", container->path, CONTAINER_MANIFEST,
-                         name);
+        return error_set(ret_error, EINVAL, "%s/%s: entry of %s is not valid, convert again", container->path,
+                         CONTAINER_MANIFEST, name);
     /* The length first: of a truncated file it says more than the header would. */
     struct stat facts;
     if (stat(path, &facts) < 0)
         return error_set(ret_error, errno, "%s: %s; fetch this file again or convert again", path, strerror(errno));
     if ((uint64_t)facts.st_size != (uint64_t)json_integer_value(bytes))
-        return error_set(ret_error, EINVAL, "%s: has %lld bytes, the manifest says %lld: fetch this file again or convert again", path,
+        return error_set(ret_error, EINVAL,
+                         "%s: has %lld bytes, the manifest says %lld: fetch this file again or convert again", path,
                          (long long)facts.st_size, (long long)json_integer_value(bytes));
     struct safetensors file;
     struct error why = {{0}};
@@ -134,8 +138,9 @@ static int open_file(const struct container *container, const char *name, const 
     if (status < 0)
         return error_set(ret_error, -status, "%.900s; fetch this file again or convert again", why.text);
     if (file.file_bytes != (uint64_t)json_integer_value(bytes) || file.header_xxh3 != header) {
-        status = error_set(ret_error, EINVAL, "%s: its header is damaged (checksum differs): fetch this file again or convert again",
-                           path);
+        status =
+            error_set(ret_error, EINVAL,
+                      "%s: its header is damaged (checksum differs): fetch this file again or convert again", path);
         safetensors_close(&file);
         return status;
     }
@@ -143,8 +148,8 @@ static int open_file(const struct container *container, const char *name, const 
     return 0;
 }
 
-static int open_dense(const struct container *container, const char *name, const json_t *entry, struct dense_file *ret_file,
-                      struct error *ret_error)
+static int open_dense(const struct container *container, const char *name, const json_t *entry,
+                      struct dense_file *ret_file, struct error *ret_error)
 {
     int status = open_file(container, name, entry, &ret_file->header, ret_error);
     if (status < 0)
@@ -155,29 +160,32 @@ static int open_dense(const struct container *container, const char *name, const
     if (!ret_file->checksums)
         return error_set(ret_error, ENOMEM, "%s: no memory", header->path);
     if (json_object_size(tensors) != header->count)
-        return error_set(ret_error, EINVAL, "%s: holds %zu tensors, the manifest lists %zu: convert again", header->path,
-                         header->count, json_object_size(tensors));
+        return error_set(ret_error, EINVAL, "%s: holds %zu tensors, the manifest lists %zu: convert again",
+                         header->path, header->count, json_object_size(tensors));
     for (size_t i = 0; i < header->count; i++) {
         if (checksum_parse(json_object_get(tensors, header->tensors[i].name), &ret_file->checksums[i]) < 0)
-            return error_set(ret_error, EINVAL, "%s: the manifest has no checksum of tensor %s: convert again", header->path,
-                             header->tensors[i].name);
+            return error_set(ret_error, EINVAL, "%s: the manifest has no checksum of tensor %s: convert again",
+                             header->path, header->tensors[i].name);
     }
     if (header->data_offset % DISK_ALIGN != 0 || header->file_bytes % DISK_ALIGN != 0)
-        return error_set(ret_error, EINVAL, "%s: its data do not stand on multiples of %u: convert again", header->path, DISK_ALIGN);
+        return error_set(ret_error, EINVAL, "%s: its data do not stand on multiples of %u: convert again", header->path,
+                         DISK_ALIGN);
     return 0;
 }
 
 /* Reads a small table of an expert file and holds it against the manifest. The caller frees *ret_table. */
-static int read_table(const struct expert_file *file, const json_t *tensors, const char *name, enum tensor_dtype dtype, uint32_t rows,
-                      uint32_t columns, void **ret_table, struct error *ret_error)
+static int read_table(const struct expert_file *file, const json_t *tensors, const char *name, enum tensor_dtype dtype,
+                      uint32_t rows, uint32_t columns, void **ret_table, struct error *ret_error)
 {
     const struct tensor *tensor = safetensors_find(&file->header, name);
-    if (!tensor || tensor->dtype != dtype || tensor->dims != 2 || tensor->shape[0] != rows || tensor->shape[1] != columns)
-        return error_set(ret_error, EINVAL, "%s: tensor %s is not there as %s [%u, %u]: convert again", file->header.path, name,
-                         dtype_name(dtype), rows, columns);
+    if (!tensor || tensor->dtype != dtype || tensor->dims != 2 || tensor->shape[0] != rows ||
+        tensor->shape[1] != columns)
+        return error_set(ret_error, EINVAL, "%s: tensor %s is not there as %s [%u, %u]: convert again",
+                         file->header.path, name, dtype_name(dtype), rows, columns);
     uint64_t expected;
     if (checksum_parse(json_object_get(tensors, name), &expected) < 0)
-        return error_set(ret_error, EINVAL, "%s: the manifest has no checksum of tensor %s: convert again", file->header.path, name);
+        return error_set(ret_error, EINVAL, "%s: the manifest has no checksum of tensor %s: convert again",
+                         file->header.path, name);
     _cleanup_free_ void *table = malloc(tensor->bytes);
     if (!table)
         return error_set(ret_error, ENOMEM, "%s: no memory for tensor %s", file->header.path, name);
@@ -186,8 +194,8 @@ static int read_table(const struct expert_file *file, const json_t *tensors, con
         return status;
     if (XXH3_64bits(table, tensor->bytes) != expected)
         return error_set(ret_error, EINVAL,
-                         "%s: tensor %s is damaged (checksum differs): fetch this file again or convert again", file->header.path,
-                         name);
+                         "%s: tensor %s is damaged (checksum differs): fetch this file again or convert again",
+                         file->header.path, name);
     *ret_table = take_pointer(table);
     return 0;
 }
@@ -205,7 +213,8 @@ static int find_blobs(const struct container *container, struct expert_file *fil
         const struct tensor *tensor = safetensors_find(&file->header, name);
         if (!tensor || tensor->dtype != DTYPE_U8 || tensor->dims != 2 || tensor->shape[0] != EXPERT_SLICES ||
             tensor->shape[1] != container->slice_bytes || tensor->offset % DISK_ALIGN != 0)
-            return error_set(ret_error, EINVAL, "%s: tensor %s is not there as U8 [%u, %zu] on a multiple of %u: convert again",
+            return error_set(ret_error, EINVAL,
+                             "%s: tensor %s is not there as U8 [%u, %zu] on a multiple of %u: convert again",
                              file->header.path, name, EXPERT_SLICES, container->slice_bytes, DISK_ALIGN);
         file->offsets[e] = tensor->offset;
     }
@@ -224,9 +233,11 @@ static int open_experts(const struct container *container, uint32_t layer, const
     void *checksums = NULL, *exponents = NULL;
     status = find_blobs(container, ret_file, ret_error);
     if (status == 0)
-        status = read_table(ret_file, tensors, "experts.checksums", DTYPE_U64, experts, EXPERT_SLICES, &checksums, ret_error);
+        status = read_table(ret_file, tensors, "experts.checksums", DTYPE_U64, experts, EXPERT_SLICES, &checksums,
+                            ret_error);
     if (status == 0)
-        status = read_table(ret_file, tensors, "experts.exponents", DTYPE_I32, experts, EXPERT_MATRICES, &exponents, ret_error);
+        status = read_table(ret_file, tensors, "experts.exponents", DTYPE_I32, experts, EXPERT_MATRICES, &exponents,
+                            ret_error);
     ret_file->checksums = checksums;
     ret_file->exponents = exponents;
     for (uint32_t i = 0; status == 0 && i < experts * EXPERT_MATRICES; i++) {
@@ -279,30 +290,34 @@ static int open_all_experts(struct container *container, const json_t *files, st
         snprintf(name, sizeof name, "experts-0-%05u.safetensors", layer);
         const json_t *entry = json_object_get(files, name);
         if (!entry)
-            return error_set(ret_error, EINVAL, "%s/%s: lists no %s: convert again", container->path, CONTAINER_MANIFEST, name);
+            return error_set(ret_error, EINVAL, "%s/%s: lists no %s: convert again", container->path,
+                             CONTAINER_MANIFEST, name);
         int status = open_experts(container, layer, name, entry, &container->experts[index], ret_error);
         if (status < 0)
             return status;
     }
     if (json_object_size(files) != container->dense_count + count)
-        return error_set(ret_error, EINVAL, "%s/%s: lists %zu files, its configuration has %zu: convert again", container->path,
-                         CONTAINER_MANIFEST, json_object_size(files), container->dense_count + count);
+        return error_set(ret_error, EINVAL, "%s/%s: lists %zu files, its configuration has %zu: convert again",
+                         container->path, CONTAINER_MANIFEST, json_object_size(files), container->dense_count + count);
     return 0;
 }
 
-static int require_version(const char *path, const json_t *manifest, const char *name, json_int_t supported, struct error *ret_error)
+static int require_version(const char *path, const json_t *manifest, const char *name, json_int_t supported,
+                           struct error *ret_error)
 {
     const json_t *value = json_object_get(manifest, name);
     if (!json_is_integer(value))
-        return error_set(ret_error, EINVAL, "%s: %s is missing or not a whole number: not a Calypte container?", path, name);
+        return error_set(ret_error, EINVAL, "%s: %s is missing or not a whole number: not a Calypte container?", path,
+                         name);
     if (json_integer_value(value) != supported)
-        return error_set(ret_error, ENOTSUP, "%s: %s is %lld, this version reads %lld: convert again with this version", path, name,
-                         (long long)json_integer_value(value), (long long)supported);
+        return error_set(ret_error, ENOTSUP, "%s: %s is %lld, this version reads %lld: convert again with this version",
+                         path, name, (long long)json_integer_value(value), (long long)supported);
     return 0;
 }
 
 /* Everything of the manifest but its files. */
-static int parse_manifest(const char *path, const json_t *manifest, struct container *container, struct error *ret_error)
+static int parse_manifest(const char *path, const json_t *manifest, struct container *container,
+                          struct error *ret_error)
 {
     int status = require_version(path, manifest, "format", CONTAINER_FORMAT, ret_error);
     if (status == 0)
@@ -316,7 +331,8 @@ static int parse_manifest(const char *path, const json_t *manifest, struct conta
     if (status < 0)
         return status;
     if (stated != computed)
-        return error_set(ret_error, EINVAL, "%s: is damaged (checksum differs): fetch this file again or convert again", path);
+        return error_set(ret_error, EINVAL, "%s: is damaged (checksum differs): fetch this file again or convert again",
+                         path);
     container->identity = computed;
     status = require_version(path, manifest, "slices", EXPERT_SLICES, ret_error);
     if (status == 0)
@@ -335,8 +351,9 @@ static int parse_manifest(const char *path, const json_t *manifest, struct conta
                                 json_number_value(eps), &container->config, ret_error);
     if (status < 0)
         return error_prefix(ret_error, status, "%s", path);
-    container->expert_shape = (struct expert_shape){
-        .format = container->expert_format, .hidden = container->config.hidden, .width = container->config.expert_width};
+    container->expert_shape = (struct expert_shape){.format = container->expert_format,
+                                                    .hidden = container->config.hidden,
+                                                    .width = container->config.expert_width};
     container->slice_bytes = expert_slice_bytes(&container->expert_shape);
     return require_version(path, manifest, "slice_bytes", (json_int_t)container->slice_bytes, ret_error);
 }
@@ -349,7 +366,8 @@ static int open_manifest(struct container *container, struct error *ret_error)
         return error_set(ret_error, ENOMEM, "%s: no memory", container->path);
     }
     if (access(path, F_OK) < 0 && errno == ENOENT)
-        return error_set(ret_error, ENOENT, "%s: holds no %s: not a Calypte container, or its conversion is not finished (run it again)",
+        return error_set(ret_error, ENOENT,
+                         "%s: holds no %s: not a Calypte container, or its conversion is not finished (run it again)",
                          container->path, CONTAINER_MANIFEST);
     json_auto_t *manifest = NULL;
     int status = container_read_json(path, CONTAINER_MANIFEST_MAX, &manifest, ret_error);

@@ -1,5 +1,6 @@
-/* The container on disk: a folder with calypte.json (the manifest), dense-*.safetensors, experts-<stripe>-<layer>.safetensors, and
- * the tokenizer and generation files of the checkpoint. It is read-only for ever.
+/* The container on disk: a folder with calypte.json (the manifest), dense-*.safetensors,
+ * experts-<stripe>-<layer>.safetensors, and the tokenizer and generation files of the checkpoint. It is read-only for
+ * ever.
  *
  * calypte.json:
  *   {"format": 1, "numerics": 1, "producer": "calypte 0.1.0", "source": NAME OF THE SOURCE FOLDER,
@@ -7,18 +8,19 @@
  *    "dense_format": "int8", "expert_format": "int4", "slices": 8, "stripes": 1, "slice_bytes": N,
  *    "files": {"dense-00001.safetensors": {"bytes": N, "header": "16 hex digits, XXH3 of everything before the data",
  *                                         "tensors": {NAME: "XXH3 of its data", ...}},
- *              "experts-0-00001.safetensors": {"bytes", "header", "tensors": {"experts.checksums": ..., "experts.exponents": ...}}},
- *    "fingerprint": "16 hex digits, of the checkpoint and the options that were converted; only `calypte convert` reads it",
+ *              "experts-0-00001.safetensors": {"bytes", "header", "tensors": {"experts.checksums": ..., ...}}},
+ *    "fingerprint": "16 hex digits, of the checkpoint and the options; only `calypte convert` reads it",
  *    "checksum": "XXH3 of this object without this member, dumped by jansson with JSON_COMPACT | JSON_SORT_KEYS"}
  *
  * dense-*.safetensors: names as in the checkpoint. A quantised matrix [n, k] is
  *   NAME           I8 [n/16, k/64, 1024] (int8) or U8 [n/16, k/64, 512] (int4)      NAME ends in .weight
  *   NAME_scale     F16 [n/16, k/64, 16]
  *   NAME_exponent  I32 [1]
- *   kv_b_proj becomes `self_attn.w_uk.weight` (heads matrices of [kv_lora, qk_nope] on top of each other: n = heads * kv_lora) and
- *   `self_attn.w_uv.weight` (n = heads * v_head, k = kv_lora). Norms, biases and indexer weights_proj are F32; the router keeps the
- *   checkpoint's type (BF16, F16 or F32). Tensors stand in order of falling alignment (quanta, scales, the rest), the file is
- *   padded to 4096 by a last U8 tensor `padding`. Files hold at most some 4 GiB.
+ *   kv_b_proj becomes `self_attn.w_uk.weight` (heads matrices of [kv_lora, qk_nope] on top of each other:
+ *   n = heads * kv_lora) and `self_attn.w_uv.weight` (n = heads * v_head, k = kv_lora). Norms, biases and indexer
+ *   weights_proj are F32; the router keeps the checkpoint's type (BF16, F16 or F32). Tensors stand in order of falling
+ *   alignment (quanta, scales, the rest), the file is padded to 4096 by a last U8 tensor `padding` where needed.
+ *   Files hold at most some 4 GiB.
  *
  * experts-0-<layer, 5 digits>.safetensors: one MoE layer (the MTP layer's too):
  *   model.layers.L.mlp.experts.E     U8 [8, slice_bytes]   E ascending, 4096-aligned
@@ -44,9 +46,9 @@ struct dense_file {
 struct expert_file {
     struct safetensors header;
     uint32_t layer;
-    uint64_t *offsets;    /* [experts] of each blob in the file, 4096-aligned, checked */
-    uint64_t *checksums;  /* [experts][8], read from the file and held against the manifest */
-    int32_t *exponents;   /* [experts][3] */
+    uint64_t *offsets;   /* [experts] of each blob in the file, 4096-aligned, checked */
+    uint64_t *checksums; /* [experts][8], read from the file and held against the manifest */
+    int32_t *exponents;  /* [experts][3] */
 };
 
 struct container {
@@ -62,15 +64,17 @@ struct container {
     struct expert_file *experts;
 };
 
-/* Opens a container and checks everything but the bulk data: manifest checksum, formats, every file's length and header hash, every
- * expert's place, the small tables. Errors name the file and the remedy. The caller frees with container_close. Any thread. */
+/* Opens a container and checks everything but the bulk data: manifest checksum, formats, every file's length and
+ * header hash, every expert's place, the small tables. Errors name the file and the remedy. The caller frees with
+ * container_close. Any thread. */
 int container_open(const char *path, struct container **ret_container, struct error *ret_error);
 void container_close(struct container *container);
 
 #define CONTAINER_MANIFEST "calypte.json"
 #define CONTAINER_MANIFEST_MAX (256u << 20) /* bytes; GLM-5.2's has about 1 MiB */
 
-/* The manifest's checksum: XXH3 of the object without its member "checksum", as jansson dumps it. `manifest` is not changed. */
+/* The manifest's checksum: XXH3 of the object without its member "checksum", as jansson dumps it. `manifest` is not
+ * changed. */
 int container_checksum(const json_t *manifest, uint64_t *ret_checksum, struct error *ret_error);
 
 /* A checksum as the manifest spells it: 16 lower-case hexadecimal digits. The parser refuses anything else. */

@@ -58,7 +58,8 @@ static int parse_one(const char *name, const char *value, struct heritage *herit
         if (status == 0)
             heritage->index = (uint32_t)number;
     } else
-        return error_set(ret_error, EINVAL, "%s: no such argument; `calypte up` starts this program with the right ones", name);
+        return error_set(ret_error, EINVAL,
+                         "%s: no such argument; `calypte up` starts this program with the right ones", name);
     return status;
 }
 
@@ -67,7 +68,8 @@ int heritage_parse(int argc, char **argv, struct heritage *ret_heritage, struct 
     struct heritage heritage = {.notify_fd = -1, .doorbell_fd = -1, .wake_fd = -1};
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 >= argc)
-            return error_set(ret_error, EINVAL, "%s: its value is missing; `calypte up` starts this program with the right arguments",
+            return error_set(ret_error, EINVAL,
+                             "%s: its value is missing; `calypte up` starts this program with the right arguments",
                              argv[i]);
         int status = parse_one(argv[i], argv[i + 1], &heritage, ret_error);
         if (status < 0)

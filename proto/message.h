@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define MESSAGE_MAGIC 0x50594c43u /* "CLYP" */
-#define MESSAGE_VERSION 1u
+#define MESSAGE_VERSION 2u
 
 enum message_type { MESSAGE_STEP = 1, MESSAGE_STEP_DONE = 2 };
 
@@ -42,13 +42,33 @@ struct step {
     const int32_t *tokens, *next;
 };
 
+/* What a worker does in a step. Waiting for other threads of its team belongs to the part in which they are awaited. */
+enum step_part {
+    PART_OTHER,     /* the step's beginning and end, embedding, the MTP layer's input */
+    PART_ATTENTION, /* projections, latents, attention, its output */
+    PART_INDEXER,   /* index keys and queries, scores, the choice of positions */
+    PART_DENSE,     /* the MLP of dense layers */
+    PART_ROUTER,
+    PART_SHARED,    /* the shared expert */
+    PART_EXPERTS,   /* routed experts */
+    PART_WAIT,      /* for experts on their way from the disk */
+    PART_EXCHANGE,  /* for the other workers */
+    PART_HEAD,      /* logits */
+    STEP_PARTS,
+};
+
+/* "other", "attention", ... */
+const char *step_part_name(enum step_part part);
+
 struct step_done {
     uint64_t id;
     uint32_t epoch;
     int32_t status;     /* 0; -ESTALE: abandoned, the epoch was raised; -EIO: an expert failed; else a negative errno */
     uint32_t logit_rows; /* rows of logits that stand in the exchange segment, in order of the rows that asked */
     uint32_t layer, expert, slice, code; /* of a failed expert: code is its errno (EBADMSG: checksum) */
-    uint64_t step_ns, wait_ns;
+    uint64_t step_ns;              /* from the STEP's arrival to this message */
+    uint64_t part_ns[STEP_PARTS];  /* where it went, in worker 0's first thread; their sum is step_ns */
+    uint64_t matmul_ns;            /* in products with quantised matrices, in all of those parts */
     uint32_t hits, misses;
 };
 
@@ -66,5 +86,5 @@ int message_decode_step(const void *bytes, size_t size, const struct step_limits
                         struct error *ret_error);
 
 void message_encode_step_done(const struct step_done *done, unsigned char ret_bytes[], size_t size);
-#define MESSAGE_STEP_DONE_BYTES 88u
+#define MESSAGE_STEP_DONE_BYTES 160u
 int message_decode_step_done(const void *bytes, size_t size, struct step_done *ret_done, struct error *ret_error);

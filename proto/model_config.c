@@ -1,5 +1,6 @@
-/* Model families: each is an entry of `families` with the numbers it reads from config.json (a table of fields) and a function for
- * what a table cannot say. Everything that is read is then held against the same bounds that model_config_check uses. */
+/* Model families: each is an entry of `families` with the numbers it reads from config.json (a table of fields) and a
+ * function for what a table cannot say. Everything that is read is then held against the same bounds that
+ * model_config_check uses. */
 #include "proto/model_config.h"
 
 #include "proto/weights.h"
@@ -9,11 +10,10 @@
 #include <stdio.h>
 #include <string.h>
 
-
 #define FIELD_NAMES 3
 
-/* A whole number of config.json: the names it goes by (the first one found counts), where it goes, its bounds, what it must divide
- * by, and its value where the file may leave it out (-1: it may not). */
+/* A whole number of config.json: the names it goes by (the first one found counts), where it goes, its bounds, what
+ * it must divide by, and its value where the file may leave it out (-1: it may not). */
 struct field {
     const char *names[FIELD_NAMES];
     size_t offset;
@@ -76,15 +76,17 @@ static const json_t *member(const json_t *object, const char *name)
 static int check_field(const struct field *field, int64_t value, struct error *ret_error)
 {
     if (value < (int64_t)field->least || value > (int64_t)field->most)
-        return error_set(ret_error, EINVAL, "config: %s is %lld, supported are %u to %u", field->names[0], (long long)value, field->least,
-                         field->most);
+        return error_set(ret_error, EINVAL, "config: %s is %lld, supported are %u to %u", field->names[0],
+                         (long long)value, field->least, field->most);
     if (value % field->multiple != 0)
-        return error_set(ret_error, EINVAL, "config: %s is %lld, which is not a multiple of %u as the block format needs", field->names[0],
+        return error_set(ret_error, EINVAL,
+                         "config: %s is %lld, which is not a multiple of %u as the block format needs", field->names[0],
                          (long long)value, field->multiple);
     return 0;
 }
 
-static int parse_fields(const struct family *family, const json_t *config, struct model_config *ret_config, struct error *ret_error)
+static int parse_fields(const struct family *family, const json_t *config, struct model_config *ret_config,
+                        struct error *ret_error)
 {
     for (size_t i = 0; i < family->field_count; i++) {
         const struct field *field = &family->fields[i];
@@ -137,7 +139,8 @@ static int require_text(const json_t *config, const char *name, const char *supp
     if (!json_is_string(value))
         return error_set(ret_error, EINVAL, "config: %s is not a text", name);
     if (strcmp(json_string_value(value), supported) != 0)
-        return error_set(ret_error, ENOTSUP, "config: %s %.40s is not supported, only %s", name, json_string_value(value), supported);
+        return error_set(ret_error, ENOTSUP, "config: %s %.40s is not supported, only %s", name,
+                         json_string_value(value), supported);
     return 0;
 }
 
@@ -159,8 +162,8 @@ static int require_number(const json_t *config, const char *name, int64_t suppor
     return 0;
 }
 
-/* rope_theta stands at the top level, in rope_parameters or in rope_scaling, which replaces rope_parameters. A default would be a
- * silent wrong answer. */
+/* rope_theta stands at the top level, in rope_parameters or in rope_scaling, which replaces rope_parameters. A
+ * default would be a silent wrong answer. */
 static int parse_rope(const json_t *config, double *ret_theta, struct error *ret_error)
 {
     const char *from = member(config, "rope_scaling") ? "rope_scaling" : "rope_parameters";
@@ -178,15 +181,18 @@ static int parse_rope(const json_t *config, double *ret_theta, struct error *ret
     if (!theta && member(config, "rope_parameters"))
         theta = member(member(config, "rope_parameters"), "rope_theta");
     if (!json_is_number(theta))
-        return error_set(ret_error, EINVAL,
-                         "config: rope_theta is missing (looked at the top level, in rope_parameters and in rope_scaling)");
+        return error_set(
+            ret_error, EINVAL,
+            "config: rope_theta is missing (looked at the top level, in rope_parameters and in rope_scaling)");
     *ret_theta = json_number_value(theta);
     return 0;
 }
 
-/* A list with one word for each layer (a list that names the MTP layer too is accepted): words[0] gives values[0], ... */
-static int parse_layer_list(const json_t *list, const char *name, const struct model_config *config, const char *const words[2],
-                            const uint8_t values[2], uint8_t *ret_kinds, struct error *ret_error)
+/* A list with one word for each layer (a list that names the MTP layer too is accepted): words[0] gives values[0],
+ * ... */
+static int parse_layer_list(const json_t *list, const char *name, const struct model_config *config,
+                            const char *const words[2], const uint8_t values[2], uint8_t *ret_kinds,
+                            struct error *ret_error)
 {
     size_t count = json_array_size(list);
     if (!json_is_array(list) || (count != config->layers && count != config->layers + config->mtp_layers))
@@ -214,11 +220,13 @@ static int parse_layer_kinds(const json_t *config, struct model_config *ret_conf
         return status;
     const json_t *list = member(config, "mlp_layer_types");
     if (list) {
-        status = parse_layer_list(list, "mlp_layer_types", ret_config, words, values, ret_config->layer_kind, ret_error);
+        status =
+            parse_layer_list(list, "mlp_layer_types", ret_config, words, values, ret_config->layer_kind, ret_error);
     } else {
         const json_t *first = member(config, "first_k_dense_replace");
         if (!json_is_integer(first) || json_integer_value(first) < 0)
-            return error_set(ret_error, EINVAL, "config: neither mlp_layer_types nor a valid first_k_dense_replace is there");
+            return error_set(ret_error, EINVAL,
+                             "config: neither mlp_layer_types nor a valid first_k_dense_replace is there");
         for (uint32_t i = 0; i < ret_config->layers; i++)
             ret_config->layer_kind[i] = (json_int_t)i < json_integer_value(first) ? LAYER_DENSE : LAYER_MOE;
     }
@@ -227,8 +235,8 @@ static int parse_layer_kinds(const json_t *config, struct model_config *ret_conf
     return status;
 }
 
-/* indexer_types decides; else layer i is full when max(i - offset + 1, 0) % freq == 0 (freq 1, all full, where absent). The MTP
- * layer has an indexer of its own. */
+/* indexer_types decides; else layer i is full when max(i - offset + 1, 0) % freq == 0 (freq 1, all full, where
+ * absent). The MTP layer has an indexer of its own. */
 static int parse_indexer_kinds(const json_t *config, struct model_config *ret_config, struct error *ret_error)
 {
     static const char *const words[2] = {"full", "shared"};
@@ -236,14 +244,17 @@ static int parse_indexer_kinds(const json_t *config, struct model_config *ret_co
     const json_t *list = member(config, "indexer_types");
     int status = 0;
     if (list) {
-        status = parse_layer_list(list, "indexer_types", ret_config, words, values, ret_config->indexer_kind, ret_error);
+        status =
+            parse_layer_list(list, "indexer_types", ret_config, words, values, ret_config->indexer_kind, ret_error);
     } else {
         const json_t *every = member(config, "index_topk_freq"), *skip = member(config, "index_skip_topk_offset");
         int64_t freq = every ? json_integer_value(every) : 1, offset = skip ? json_integer_value(skip) : 0;
         if ((every && !json_is_integer(every)) || freq < 1 || freq > MODEL_MAX_LAYERS)
-            return error_set(ret_error, EINVAL, "config: index_topk_freq is not a number from 1 to %u", MODEL_MAX_LAYERS);
+            return error_set(ret_error, EINVAL, "config: index_topk_freq is not a number from 1 to %u",
+                             MODEL_MAX_LAYERS);
         if ((skip && !json_is_integer(skip)) || offset < 0 || offset > MODEL_MAX_LAYERS)
-            return error_set(ret_error, EINVAL, "config: index_skip_topk_offset is not a number from 0 to %u", MODEL_MAX_LAYERS);
+            return error_set(ret_error, EINVAL, "config: index_skip_topk_offset is not a number from 0 to %u",
+                             MODEL_MAX_LAYERS);
         for (uint32_t i = 0; i < ret_config->layers; i++) {
             int64_t past = (int64_t)i - offset + 1;
             ret_config->indexer_kind[i] = (past > 0 ? past : 0) % freq == 0 ? INDEXER_FULL : INDEXER_SHARED;
@@ -254,8 +265,8 @@ static int parse_indexer_kinds(const json_t *config, struct model_config *ret_co
     return status;
 }
 
-/* The fields that are there twice in one form or another must agree. `head_dim` is not among them: GLM-5.2's contradicts its own
- * shapes. */
+/* The fields that are there twice in one form or another must agree. `head_dim` is not among them: GLM-5.2's
+ * contradicts its own shapes. */
 static int glm_moe_dsa_supported(const json_t *config, const struct model_config *parsed, struct error *ret_error)
 {
     int status = require_text(config, "hidden_act", "silu", ret_error);
@@ -278,8 +289,8 @@ static int glm_moe_dsa_parse(const json_t *config, struct model_config *ret_conf
 {
     int status = glm_moe_dsa_supported(config, ret_config, ret_error);
     if (status == 0 && ret_config->layers + ret_config->mtp_layers > MODEL_MAX_LAYERS)
-        return error_set(ret_error, EINVAL, "config: num_hidden_layers is %u, supported are 1 to %u", ret_config->layers,
-                         MODEL_MAX_LAYERS - ret_config->mtp_layers);
+        return error_set(ret_error, EINVAL, "config: num_hidden_layers is %u, supported are 1 to %u",
+                         ret_config->layers, MODEL_MAX_LAYERS - ret_config->mtp_layers);
     double eps = 0, scaling = 0;
     if (status == 0)
         status = parse_real(config, "rms_norm_eps", (double)NAN, &eps, ret_error);
@@ -310,13 +321,14 @@ static int glm_moe_dsa_check(const struct model_config *c, struct error *ret_err
     if (c->top_k > c->experts)
         return error_set(ret_error, EINVAL, "config: num_experts_per_tok is %u of %u experts", c->top_k, c->experts);
     if (c->experts % c->n_group != 0 || (c->n_group > 1 && c->experts / c->n_group < 2))
-        return error_set(ret_error, EINVAL, "config: n_group %u does not cut %u experts into groups of at least 2", c->n_group,
-                         c->experts);
+        return error_set(ret_error, EINVAL, "config: n_group %u does not cut %u experts into groups of at least 2",
+                         c->n_group, c->experts);
     if (c->topk_group > c->n_group || c->top_k > c->topk_group * (c->experts / c->n_group))
-        return error_set(ret_error, EINVAL, "config: topk_group %u of %u groups does not hold %u experts", c->topk_group, c->n_group,
-                         c->top_k);
+        return error_set(ret_error, EINVAL, "config: topk_group %u of %u groups does not hold %u experts",
+                         c->topk_group, c->n_group, c->top_k);
     if (c->qk_rope > c->index_dim)
-        return error_set(ret_error, EINVAL, "config: index_head_dim %u is smaller than qk_rope_head_dim %u", c->index_dim, c->qk_rope);
+        return error_set(ret_error, EINVAL, "config: index_head_dim %u is smaller than qk_rope_head_dim %u",
+                         c->index_dim, c->qk_rope);
     if (c->heads * c->v_head % BLOCK_COLUMNS != 0)
         return error_set(ret_error, EINVAL, "config: v_head_dim times num_attention_heads is %u, not a multiple of %u",
                          c->heads * c->v_head, BLOCK_COLUMNS);
@@ -327,7 +339,8 @@ static int glm_moe_dsa_check(const struct model_config *c, struct error *ret_err
             return error_set(ret_error, EINVAL, "config: layer %u has neither a full nor a shared indexer", i);
     }
     if (c->indexer_kind[0] != INDEXER_FULL)
-        return error_set(ret_error, EINVAL, "config: indexer_types: layer 0 is shared, but no layer before it chose keys");
+        return error_set(ret_error, EINVAL,
+                         "config: indexer_types: layer 0 is shared, but no layer before it chose keys");
     if (c->mtp_layers && (c->layer_kind[c->layers] != LAYER_MOE || c->indexer_kind[c->layers] != INDEXER_FULL))
         return error_set(ret_error, EINVAL, "config: the MTP layer must be MoE with a full indexer");
     return 0;
@@ -349,8 +362,10 @@ static void list_families(char *ret_text, size_t size)
 
 static int add_stop(const json_t *value, struct model_config *ret_config, struct error *ret_error)
 {
-    if (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) >= (json_int_t)ret_config->vocab)
-        return error_set(ret_error, EINVAL, "config: eos_token_id holds something that is not a token id under %u", ret_config->vocab);
+    if (!json_is_integer(value) || json_integer_value(value) < 0 ||
+        json_integer_value(value) >= (json_int_t)ret_config->vocab)
+        return error_set(ret_error, EINVAL, "config: eos_token_id holds something that is not a token id under %u",
+                         ret_config->vocab);
     if (ret_config->stop_count == MODEL_MAX_STOPS)
         return error_set(ret_error, EINVAL, "config: eos_token_id has more than %u entries", MODEL_MAX_STOPS);
     ret_config->stops[ret_config->stop_count++] = (int32_t)json_integer_value(value);
@@ -358,7 +373,8 @@ static int add_stop(const json_t *value, struct model_config *ret_config, struct
 }
 
 /* eos_token_id is an integer, a list, null or absent, in either file; generation_config.json wins. */
-static int parse_stops(const json_t *config, const json_t *generation, struct model_config *ret_config, struct error *ret_error)
+static int parse_stops(const json_t *config, const json_t *generation, struct model_config *ret_config,
+                       struct error *ret_error)
 {
     const json_t *eos = generation ? member(generation, "eos_token_id") : NULL;
     if (!eos)
@@ -373,8 +389,8 @@ static int parse_stops(const json_t *config, const json_t *generation, struct mo
     return status;
 }
 
-int model_config_parse(const json_t *config, const json_t *generation, double qk_norm_eps, struct model_config *ret_config,
-                       struct error *ret_error)
+int model_config_parse(const json_t *config, const json_t *generation, double qk_norm_eps,
+                       struct model_config *ret_config, struct error *ret_error)
 {
     if (!json_is_object(config))
         return error_set(ret_error, EINVAL, "config: is not a JSON object");
@@ -391,9 +407,11 @@ int model_config_parse(const json_t *config, const json_t *generation, double qk
     if (!family) {
         char known[256];
         list_families(known, sizeof known);
-        return error_set(ret_error, ENOTSUP, "config: model_type %.60s is not supported, supported are: %s", type, known);
+        return error_set(ret_error, ENOTSUP, "config: model_type %.60s is not supported, supported are: %s", type,
+                         known);
     }
-    struct model_config parsed = {.family = family->family, .qk_norm_eps = qk_norm_eps == 0 ? 1e-6f : (float)qk_norm_eps};
+    struct model_config parsed = {.family = family->family,
+                                  .qk_norm_eps = qk_norm_eps == 0 ? 1e-6f : (float)qk_norm_eps};
     snprintf(parsed.model_type, sizeof parsed.model_type, "%s", family->model_type);
     int status = parse_fields(family, config, &parsed, ret_error);
     if (status == 0)
@@ -410,7 +428,8 @@ int model_config_parse(const json_t *config, const json_t *generation, double qk
 static int check_eps(const char *name, float value, struct error *ret_error)
 {
     if (!(value > 0 && value <= 0.1f))
-        return error_set(ret_error, EINVAL, "config: %s is %g, supported are values over 0 up to 0.1", name, (double)value);
+        return error_set(ret_error, EINVAL, "config: %s is %g, supported are values over 0 up to 0.1", name,
+                         (double)value);
     return 0;
 }
 
@@ -435,14 +454,17 @@ static int check_common(const struct model_config *config, struct error *ret_err
     if (status < 0)
         return status;
     if (!(config->rope_theta > 1 && config->rope_theta < 1e12))
-        return error_set(ret_error, EINVAL, "config: rope_theta is %g, supported are values from 1 to 1e12", config->rope_theta);
+        return error_set(ret_error, EINVAL, "config: rope_theta is %g, supported are values from 1 to 1e12",
+                         config->rope_theta);
     if (!(config->routed_scaling > 0 && config->routed_scaling < 1e4f))
         return error_set(ret_error, EINVAL, "config: routed_scaling_factor is %g", (double)config->routed_scaling);
     if (config->stop_count > MODEL_MAX_STOPS)
-        return error_set(ret_error, EINVAL, "config: %u stop tokens, at most %u are supported", config->stop_count, MODEL_MAX_STOPS);
+        return error_set(ret_error, EINVAL, "config: %u stop tokens, at most %u are supported", config->stop_count,
+                         MODEL_MAX_STOPS);
     for (uint32_t i = 0; i < config->stop_count; i++) {
         if (config->stops[i] < 0 || (uint32_t)config->stops[i] >= config->vocab)
-            return error_set(ret_error, EINVAL, "config: stop token %d is not a token id under %u", config->stops[i], config->vocab);
+            return error_set(ret_error, EINVAL, "config: stop token %d is not a token id under %u", config->stops[i],
+                             config->vocab);
     }
     return 0;
 }

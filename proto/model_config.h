@@ -1,5 +1,6 @@
-/* What the engine knows of a model: the facts of config.json and generation_config.json, checked once, in one flat struct that
- * also travels in the control segment. A family is an entry of the table in model_config.c; what it cannot run it refuses by name. */
+/* What the engine knows of a model: the facts of config.json and generation_config.json, checked once, in one flat
+ * struct that also travels in the control segment. A family is an entry of the table in model_config.c; what it
+ * cannot run it refuses by name. */
 #pragma once
 
 #include "proto/error.h"
@@ -41,11 +42,11 @@ struct model_config {
     int32_t stops[MODEL_MAX_STOPS];
 };
 
-/* Parses config.json and, if not NULL, generation_config.json (its eos_token_id wins). `qk_norm_eps` is the container's parameter
- * (0: the default, 1e-6). Refuses unknown model types, missing rope_theta, sizes out of range, sizes that the block format cannot
- * hold (inputs divide by 64, rows by 16), naming the field. Any thread. */
-int model_config_parse(const json_t *config, const json_t *generation, double qk_norm_eps, struct model_config *ret_config,
-                       struct error *ret_error);
+/* Parses config.json and, if not NULL, generation_config.json (its eos_token_id wins). `qk_norm_eps` is the
+ * container's parameter (0: the default, 1e-6). Refuses unknown model types, missing rope_theta, sizes out of range,
+ * sizes that the block format cannot hold (inputs divide by 64, rows by 16), naming the field. Any thread. */
+int model_config_parse(const json_t *config, const json_t *generation, double qk_norm_eps,
+                       struct model_config *ret_config, struct error *ret_error);
 
 /* Checks every bound of a config that came through shared memory. */
 int model_config_check(const struct model_config *config, struct error *ret_error);

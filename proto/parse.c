@@ -26,7 +26,8 @@ int parse_number(const char *text, uint64_t least, uint64_t most, uint64_t *ret_
     return 0;
 }
 
-/* Digits with at most one point among them: *ret_number, and where they end. Locale, hexadecimal, exponents, inf and nan stay out. */
+/* Digits with at most one point among them: *ret_number, and where they end. Locale, hexadecimal, exponents, inf and
+ * nan stay out. */
 static int parse_decimal(const char *text, long double *ret_number, bool *ret_fraction, const char **ret_end)
 {
     long double number = 0, scale = 1;
@@ -141,7 +142,8 @@ const char *nearest_name(const char *name, const char *const *names, size_t coun
     for (size_t i = 0; i < count; i++) {
         if (strlen(names[i]) > NAME_MAX_NEAR)
             continue;
-        size_t far = distance(name, names[i]);
+        bool beginning = length > 1 && strncasecmp(name, names[i], length) == 0;
+        size_t far = beginning ? 1 : distance(name, names[i]);
         if (far < best || (far == best && !found)) {
             best = far;
             found = names[i];

@@ -74,7 +74,8 @@ static int parse_dtype(const char *path, const json_t *value, struct tensor *ten
             return 0;
         }
     }
-    return error_set(ret_error, EINVAL, "%s: tensor %s has dtype %.20s, which is not supported", path, tensor->name, text);
+    return error_set(ret_error, EINVAL, "%s: tensor %s has dtype %.20s, which is not supported", path, tensor->name,
+                     text);
 }
 
 /* Fills dims, shape and bytes. */
@@ -84,8 +85,8 @@ static int parse_shape(const char *path, const json_t *value, struct tensor *ten
         return error_set(ret_error, EINVAL, "%s: tensor %s has no shape", path, tensor->name);
     size_t dims = json_array_size(value);
     if (dims > TENSOR_MAX_DIMS)
-        return error_set(ret_error, EINVAL, "%s: tensor %s has %zu dimensions, at most %u are supported", path, tensor->name, dims,
-                         TENSOR_MAX_DIMS);
+        return error_set(ret_error, EINVAL, "%s: tensor %s has %zu dimensions, at most %u are supported", path,
+                         tensor->name, dims, TENSOR_MAX_DIMS);
     tensor->dims = (uint32_t)dims;
     tensor->bytes = dtype_bytes(tensor->dtype);
     for (size_t i = 0; i < TENSOR_MAX_DIMS; i++)
@@ -93,32 +94,38 @@ static int parse_shape(const char *path, const json_t *value, struct tensor *ten
     for (size_t i = 0; i < dims; i++) {
         const json_t *size = json_array_get(value, i);
         if (!json_is_integer(size) || json_integer_value(size) < 0)
-            return error_set(ret_error, EINVAL, "%s: tensor %s has a shape that is not made of sizes", path, tensor->name);
+            return error_set(ret_error, EINVAL, "%s: tensor %s has a shape that is not made of sizes", path,
+                             tensor->name);
         tensor->shape[i] = (uint64_t)json_integer_value(size);
     }
     for (size_t i = 0; i < dims; i++) {
         if (__builtin_mul_overflow(tensor->bytes, tensor->shape[i], &tensor->bytes) || tensor->bytes > INT64_MAX)
-            return error_set(ret_error, EOVERFLOW, "%s: tensor %s has a shape whose size overflows", path, tensor->name);
+            return error_set(ret_error, EOVERFLOW, "%s: tensor %s has a shape whose size overflows", path,
+                             tensor->name);
     }
     return 0;
 }
 
 /* Fills the offset in the file and holds the range against shape and file. */
-static int parse_offsets(const struct safetensors *file, const json_t *value, struct tensor *tensor, struct error *ret_error)
+static int parse_offsets(const struct safetensors *file, const json_t *value, struct tensor *tensor,
+                         struct error *ret_error)
 {
     const json_t *first = json_array_get(value, 0), *last = json_array_get(value, 1);
-    if (json_array_size(value) != 2 || !json_is_integer(first) || !json_is_integer(last) || json_integer_value(first) < 0 ||
-        json_integer_value(last) < json_integer_value(first))
-        return error_set(ret_error, EINVAL, "%s: tensor %s has data_offsets that are not a range", file->path, tensor->name);
+    if (json_array_size(value) != 2 || !json_is_integer(first) || !json_is_integer(last) ||
+        json_integer_value(first) < 0 || json_integer_value(last) < json_integer_value(first))
+        return error_set(ret_error, EINVAL, "%s: tensor %s has data_offsets that are not a range", file->path,
+                         tensor->name);
     uint64_t begin = (uint64_t)json_integer_value(first), end = (uint64_t)json_integer_value(last);
     if (end > file->file_bytes - file->data_offset)
-        return error_set(ret_error, EINVAL,
-                         "%s: tensor %s ends at byte %llu of the data but the file has only %llu: it is truncated, fetch it again",
-                         file->path, tensor->name, (unsigned long long)end,
-                         (unsigned long long)(file->file_bytes - file->data_offset));
+        return error_set(
+            ret_error, EINVAL,
+            "%s: tensor %s ends at byte %llu of the data but the file has only %llu: it is truncated, fetch it again",
+            file->path, tensor->name, (unsigned long long)end,
+            (unsigned long long)(file->file_bytes - file->data_offset));
     if (end - begin != tensor->bytes)
-        return error_set(ret_error, EINVAL, "%s: tensor %s has %llu bytes of data, its dtype and shape need %llu", file->path,
-                         tensor->name, (unsigned long long)(end - begin), (unsigned long long)tensor->bytes);
+        return error_set(ret_error, EINVAL, "%s: tensor %s has %llu bytes of data, its dtype and shape need %llu",
+                         file->path, tensor->name, (unsigned long long)(end - begin),
+                         (unsigned long long)tensor->bytes);
     tensor->offset = file->data_offset + begin;
     return 0;
 }
@@ -128,8 +135,8 @@ static int parse_tensor(const struct safetensors *file, const char *name, const 
 {
     size_t length = strlen(name);
     if (length == 0 || length >= TENSOR_NAME_MAX)
-        return error_set(ret_error, EINVAL, "%s: tensor name of %zu bytes (%.40s), 1 to %u are supported", file->path, length, name,
-                         TENSOR_NAME_MAX - 1);
+        return error_set(ret_error, EINVAL, "%s: tensor name of %zu bytes (%.40s), 1 to %u are supported", file->path,
+                         length, name, TENSOR_NAME_MAX - 1);
     memcpy(tensor->name, name, length + 1);
     if (!json_is_object(value))
         return error_set(ret_error, EINVAL, "%s: tensor %s is not described by an object", file->path, name);
@@ -179,7 +186,7 @@ static int parse_header(struct safetensors *file, const char *text, size_t bytes
         return error_set(ret_error, ENOMEM, "%s: no memory for %zu tensors", file->path, json_object_size(root));
     const char *name;
     json_t *value;
-    json_object_foreach(root, name, value) {
+    json_object_foreach (root, name, value) {
         if (!strcmp(name, "__metadata__"))
             continue;
         int status = parse_tensor(file, name, value, &file->tensors[file->count], ret_error);
@@ -194,8 +201,8 @@ static int read_header(struct safetensors *file, int fd, struct error *ret_error
 {
     uint8_t prefix[8];
     if (file->file_bytes < sizeof prefix)
-        return error_set(ret_error, EINVAL, "%s: has %llu bytes, too short for a safetensors file: fetch it again", file->path,
-                         (unsigned long long)file->file_bytes);
+        return error_set(ret_error, EINVAL, "%s: has %llu bytes, too short for a safetensors file: fetch it again",
+                         file->path, (unsigned long long)file->file_bytes);
     int status = read_exactly(fd, prefix, sizeof prefix);
     if (status < 0)
         return error_set(ret_error, -status, "%s: %s", file->path, strerror(-status));
@@ -203,10 +210,12 @@ static int read_header(struct safetensors *file, int fd, struct error *ret_error
     for (size_t i = sizeof prefix; i-- > 0;)
         header_bytes = header_bytes << 8 | prefix[i];
     if (header_bytes > HEADER_MAX_BYTES)
-        return error_set(ret_error, EINVAL, "%s: header of %llu bytes, at most %u are accepted: not a safetensors file?", file->path,
+        return error_set(ret_error, EINVAL,
+                         "%s: header of %llu bytes, at most %u are accepted: not a safetensors file?", file->path,
                          (unsigned long long)header_bytes, HEADER_MAX_BYTES);
     if (header_bytes > file->file_bytes - sizeof prefix)
-        return error_set(ret_error, EINVAL, "%s: header of %llu bytes in a file of %llu: it is truncated, fetch it again", file->path,
+        return error_set(ret_error, EINVAL,
+                         "%s: header of %llu bytes in a file of %llu: it is truncated, fetch it again", file->path,
                          (unsigned long long)header_bytes, (unsigned long long)file->file_bytes);
 
     file->data_offset = sizeof prefix + header_bytes;
@@ -268,7 +277,8 @@ const struct tensor *safetensors_find(const struct safetensors *file, const char
     return NULL;
 }
 
-/* {"dtype", "shape", "data_offsets"} of a tensor whose data start at `begin` of the data section, or NULL without memory. */
+/* {"dtype", "shape", "data_offsets"} of a tensor whose data start at `begin` of the data section, or NULL without
+ * memory. */
 static json_t *describe(const struct tensor *tensor, uint64_t begin)
 {
     json_auto_t *shape = json_array();
@@ -276,8 +286,8 @@ static json_t *describe(const struct tensor *tensor, uint64_t begin)
         if (json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i])) < 0)
             return NULL;
     }
-    return json_pack("{s:s, s:O, s:[I, I]}", "dtype", dtype_name(tensor->dtype), "shape", shape, "data_offsets", (json_int_t)begin,
-                     (json_int_t)(begin + tensor->bytes));
+    return json_pack("{s:s, s:O, s:[I, I]}", "dtype", dtype_name(tensor->dtype), "shape", shape, "data_offsets",
+                     (json_int_t)begin, (json_int_t)(begin + tensor->bytes));
 }
 
 int safetensors_header(struct tensor *tensors, size_t count, uint64_t align, char **ret_header, size_t *ret_bytes,

@@ -1,8 +1,8 @@
 /* Reading and writing safetensors headers: https://github.com/huggingface/safetensors (format section).
  *
- * 8 bytes little-endian header length, a JSON object name -> {dtype, shape, data_offsets}, then the data. A reader trusts nothing:
- * header size, JSON, dtypes, shape products, offsets, overlaps, holes, duplicates, file length; errors name file and tensor.
- */
+ * 8 bytes little-endian header length, a JSON object name -> {dtype, shape, data_offsets}, then the data. A reader
+ * trusts nothing: header size, JSON, dtypes, shape products, offsets, overlaps, holes, duplicates, file length;
+ * errors name file and tensor. / */
 #pragma once
 
 #include "proto/error.h"
@@ -39,8 +39,8 @@ struct tensor {
 struct safetensors {
     char *path;
     uint64_t file_bytes;
-    uint64_t data_offset;  /* of the data section in the file */
-    uint64_t header_xxh3;  /* XXH3-64 of the first data_offset bytes */
+    uint64_t data_offset; /* of the data section in the file */
+    uint64_t header_xxh3; /* XXH3-64 of the first data_offset bytes */
     size_t count;
     struct tensor *tensors; /* sorted by name */
 };
@@ -55,7 +55,8 @@ const struct tensor *safetensors_find(const struct safetensors *file, const char
 size_t dtype_bytes(enum tensor_dtype dtype);
 const char *dtype_name(enum tensor_dtype dtype);
 
-/* Makes the header for `count` tensors whose data follow one another in the order given (offsets are filled in, relative to the
- * file), padded with spaces so that data start at a multiple of `align`. The caller frees *ret_header. */
+/* Makes the header for `count` tensors whose data follow one another in the order given (offsets are filled in,
+ * relative to the file), padded with spaces so that data start at a multiple of `align`. The caller frees
+ * *ret_header. */
 int safetensors_header(struct tensor *tensors, size_t count, uint64_t align, char **ret_header, size_t *ret_bytes,
                        struct error *ret_error);

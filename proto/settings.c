@@ -10,31 +10,79 @@
 #include <string.h>
 
 static const struct setting_info table[SETTING_COUNT] = {
-    [SETTING_WORKERS] = {.name = "workers", .type = SETTING_NUMBER, .flag = "--workers", .default_text = "0", .most = 8,
+    [SETTING_WORKERS] = {.name = "workers",
+                         .type = SETTING_NUMBER,
+                         .flag = "--workers",
+                         .default_text = "0",
+                         .most = 8,
                          .help = "worker processes; 0: one a NUMA node with CPUs and memory"},
-    [SETTING_THREADS] = {.name = "threads", .type = SETTING_NUMBER, .flag = "--threads", .default_text = "0", .most = 1024,
-                         .help = "threads a worker; 0: its share of the cores that the affinity mask and cpu.max leave"},
-    [SETTING_POOL] = {.name = "pool", .type = SETTING_SHARE, .flag = "--pool", .default_text = "auto",
-                      .help = "shared memory for experts: a size (64G, 1.5GiB), a share of the free memory (80%), or auto"},
-    [SETTING_CONTEXT] = {.name = "context", .type = SETTING_NUMBER, .flag = "--context", .default_text = "0", .most = 1u << 24,
+    [SETTING_THREADS] = {.name = "threads",
+                         .type = SETTING_NUMBER,
+                         .flag = "--threads",
+                         .default_text = "0",
+                         .most = 1024,
+                         .help =
+                             "threads a worker; 0: its share of the cores that the affinity mask and cpu.max leave"},
+    [SETTING_POOL] = {.name = "pool",
+                      .type = SETTING_SHARE,
+                      .flag = "--pool",
+                      .default_text = "auto",
+                      .help =
+                          "shared memory for experts: a size (64G, 1.5GiB), a share of the free memory (80%), or auto"},
+    [SETTING_CONTEXT] = {.name = "context",
+                         .type = SETTING_NUMBER,
+                         .flag = "--context",
+                         .default_text = "0",
+                         .most = 1u << 24,
                          .help = "tokens that a prompt and its answer may have; 0: the model's most, at most 8192"},
-    [SETTING_SLOTS] = {.name = "slots", .type = SETTING_NUMBER, .flag = "--slots", .default_text = "1", .least = 1, .most = 64,
+    [SETTING_SLOTS] = {.name = "slots",
+                       .type = SETTING_NUMBER,
+                       .flag = "--slots",
+                       .default_text = "1",
+                       .least = 1,
+                       .most = 64,
                        .help = "requests that are answered at the same time, each with KV memory for a whole context"},
-    [SETTING_QUEUE] = {.name = "queue", .type = SETTING_NUMBER, .default_text = "8", .most = 4096,
+    [SETTING_QUEUE] = {.name = "queue",
+                       .type = SETTING_NUMBER,
+                       .default_text = "8",
+                       .most = 4096,
                        .help = "requests that may wait; one more is answered `busy`"},
-    [SETTING_IO] = {.name = "io", .type = SETTING_CHOICE, .default_text = "auto", .choices = {"auto", "uring", "pread"},
+    [SETTING_IO] = {.name = "io",
+                    .type = SETTING_CHOICE,
+                    .default_text = "auto",
+                    .choices = {"auto", "uring", "pread"},
                     .help = "how weights are read; auto: io_uring where the kernel allows it"},
-    [SETTING_ISA] = {.name = "isa", .type = SETTING_CHOICE, .default_text = "auto", .choices = {"auto", "scalar"},
-                     .help = "kernels; every set gives the same bits"},
-    [SETTING_ACTIVATIONS] = {.name = "activations", .type = SETTING_CHOICE, .default_text = "int8", .choices = {"int8", "f32"},
+    [SETTING_ISA] = {.name = "isa",
+                     .type = SETTING_CHOICE,
+                     .default_text = "auto",
+                     .choices = {"auto", "scalar", "avx2", "avx512", "amx"},
+                     .help = "kernels; every set gives the same bits; auto: the best that this machine runs"},
+    [SETTING_ACTIVATIONS] = {.name = "activations",
+                             .type = SETTING_CHOICE,
+                             .default_text = "int8",
+                             .choices = {"int8", "f32"},
                              .help = "activations before quantised matrices; f32 is a slow reference"},
-    [SETTING_KV] = {.name = "kv", .type = SETTING_CHOICE, .default_text = "f16", .choices = {"f16", "f32"},
+    [SETTING_KV] = {.name = "kv",
+                    .type = SETTING_CHOICE,
+                    .default_text = "f16",
+                    .choices = {"f16", "f32"},
                     .help = "numbers of the KV memory; f32 is a reference"},
-    [SETTING_INDEX_TOPK] = {.name = "index_topk", .type = SETTING_NUMBER, .default_text = "0", .most = 1u << 24,
-                            .help = "keys that sparse attention keeps; 0: the model's number; the context or more: dense attention"},
-    [SETTING_PREFILL_CHUNK] = {.name = "prefill_chunk", .type = SETTING_NUMBER, .default_text = "256", .least = 1, .most = 4096,
+    [SETTING_INDEX_TOPK] =
+        {.name = "index_topk",
+         .type = SETTING_NUMBER,
+         .default_text = "0",
+         .most = 1u << 24,
+         .help = "keys that sparse attention keeps; 0: the model's number; the context or more: dense attention"},
+    [SETTING_PREFILL_CHUNK] = {.name = "prefill_chunk",
+                               .type = SETTING_NUMBER,
+                               .default_text = "256",
+                               .least = 1,
+                               .most = 4096,
                                .help = "prompt tokens that one forward pass takes"},
-    [SETTING_HUGEPAGES] = {.name = "hugepages", .type = SETTING_CHOICE, .default_text = "auto", .choices = {"auto", "off"},
+    [SETTING_HUGEPAGES] = {.name = "hugepages",
+                           .type = SETTING_CHOICE,
+                           .default_text = "auto",
+                           .choices = {"auto", "off"},
                            .help = "ask for huge pages for the pool"},
 };
 
@@ -54,8 +102,8 @@ int setting_find(const char *name, enum setting *ret_setting, struct error *ret_
         names[i] = table[i].name;
     }
     const char *near = nearest_name(name, names, SETTING_COUNT);
-    return error_set(ret_error, ENOENT, "%s: no such setting; %s%s%s", name, near ? "did you mean `" : "", near ? near : "",
-                     near ? "`?" : "`calypte config` lists them all");
+    return error_set(ret_error, ENOENT, "%s: no such setting; %s%s%s", name, near ? "did you mean `" : "",
+                     near ? near : "", near ? "`?" : "`calypte config` lists them all");
 }
 
 void setting_print_allowed(const struct setting_info *info, char *ret_text, size_t size)
@@ -83,8 +131,8 @@ static int bad_value(const struct setting_info *info, const char *text, const ch
             count++;
         near = nearest_name(text, info->choices, count);
     }
-    return error_set(ret_error, EINVAL, "%s: %s cannot be \"%.100s\"; allowed: %s%s%s%s", origin, info->name, text, allowed,
-                     near ? "; did you mean `" : "", near ? near : "", near ? "`?" : "");
+    return error_set(ret_error, EINVAL, "%s: %s cannot be \"%.100s\"; allowed: %s%s%s%s", origin, info->name, text,
+                     allowed, near ? "; did you mean `" : "", near ? near : "", near ? "`?" : "");
 }
 
 /* Reads `text` into the value's number and percent. */
@@ -126,8 +174,8 @@ void settings_init(struct settings *settings)
     }
 }
 
-int settings_set(struct settings *settings, const char *name, const char *text, enum setting_source source, const char *origin,
-                 struct error *ret_error)
+int settings_set(struct settings *settings, const char *name, const char *text, enum setting_source source,
+                 const char *origin, struct error *ret_error)
 {
     enum setting setting;
     int status = setting_find(name, &setting, ret_error);
@@ -156,8 +204,9 @@ static int take_line(void *context, const char *section, const char *name, const
     if (reader->status < 0)
         return 1; /* the first fault is the one to tell */
     if (section[0] != 0)
-        reader->status = error_set(reader->error, EINVAL, "%s: [%s]: sections are not used; write `name = value` lines only", reader->path,
-                                   section);
+        reader->status =
+            error_set(reader->error, EINVAL, "%s: [%s]: sections are not used; write `name = value` lines only",
+                      reader->path, section);
     else
         reader->status = settings_set(reader->settings, name, value, SOURCE_FILE, reader->path, reader->error);
     return reader->status == 0;
@@ -247,7 +296,8 @@ static int take_assignment(struct settings *settings, const char *text, struct e
 }
 
 /* The value of flag `flag` if argv[*index] is it (`--flag value` or `--flag=value`). 1, 0, or negative. */
-static int take_value(const char *flag, int argc, char **argv, int *index, const char **ret_value, struct error *ret_error)
+static int take_value(const char *flag, int argc, char **argv, int *index, const char **ret_value,
+                      struct error *ret_error)
 {
     const char *word = argv[*index];
     size_t length = strlen(flag);
@@ -278,7 +328,8 @@ int settings_take_flag(struct settings *settings, int argc, char **argv, int *in
         taken = take_value(table[i].flag, argc, argv, index, &value, ret_error);
         if (taken == 0)
             continue;
-        int status = taken < 0 ? taken : settings_set(settings, table[i].name, value, SOURCE_FLAG, table[i].flag, ret_error);
+        int status =
+            taken < 0 ? taken : settings_set(settings, table[i].name, value, SOURCE_FLAG, table[i].flag, ret_error);
         return status < 0 ? status : 1;
     }
     return 0;
@@ -304,8 +355,9 @@ json_t *settings_json(const struct settings *settings)
 {
     json_t *object = json_object();
     for (int i = 0; i < SETTING_COUNT; i++)
-        json_object_set_new(object, table[i].name, json_pack("{s:s, s:s}", "value", settings->values[i].text, "origin",
-                                                              settings->values[i].origin));
+        json_object_set_new(
+            object, table[i].name,
+            json_pack("{s:s, s:s}", "value", settings->values[i].text, "origin", settings->values[i].origin));
     return object;
 }
 
@@ -318,6 +370,7 @@ void settings_print_help(FILE *file)
         else
             snprintf(spelling, sizeof spelling, "--set %s=VALUE", table[i].name);
         setting_print_allowed(&table[i], allowed, sizeof allowed);
-        fprintf(file, "  %-26s %s\n  %-26s (%s; default %s)\n", spelling, table[i].help, "", allowed, table[i].default_text);
+        fprintf(file, "  %-26s %s\n  %-26s (%s; default %s)\n", spelling, table[i].help, "", allowed,
+                table[i].default_text);
     }
 }

@@ -1,7 +1,9 @@
-/* Every setting of an instance: one table, from which the file, the environment, the flags, `--help` and `calypte config` come.
+/* Every setting of an instance: one table, from which the file, the environment, the flags, `--help` and `calypte
+ * config` come.
  *
- * A value is known by where it came from; a flag wins over the environment, the environment over a file, a file over the default, in
- * whatever order they are read. A wrong name or value is one line that names it, what is allowed, and the nearest right name. */
+ * A value is known by where it came from; a flag wins over the environment, the environment over a file, a file over
+ * the default, in whatever order they are read. A wrong name or value is one line that names it, what is allowed, and
+ * the nearest right name. */
 #pragma once
 
 #include "proto/error.h"
@@ -34,12 +36,12 @@ enum setting_type {
 };
 
 struct setting_info {
-    const char *name;           /* in files; CALYPTE_<NAME> in the environment */
+    const char *name; /* in files; CALYPTE_<NAME> in the environment */
     enum setting_type type;
-    const char *flag;           /* `--pool`, or NULL: reached by --set */
+    const char *flag; /* `--pool`, or NULL: reached by --set */
     const char *default_text;
-    uint64_t least, most;       /* of a number */
-    const char *choices[4];     /* of a choice, NULL behind the last */
+    uint64_t least, most;   /* of a number */
+    const char *choices[6]; /* of a choice, NULL behind the last */
     const char *help;
 };
 
@@ -63,7 +65,7 @@ struct settings {
 
 /* Values of the choices, by number. */
 enum setting_io { SETTING_IO_AUTO, SETTING_IO_URING, SETTING_IO_PREAD };
-enum setting_isa { SETTING_ISA_AUTO, SETTING_ISA_SCALAR };
+enum setting_isa { SETTING_ISA_AUTO, SETTING_ISA_SCALAR, SETTING_ISA_AVX2, SETTING_ISA_AVX512, SETTING_ISA_AMX };
 enum setting_activations { SETTING_ACTIVATIONS_INT8, SETTING_ACTIVATIONS_F32 };
 enum setting_kv { SETTING_KV_F16, SETTING_KV_F32 };
 enum setting_hugepages { SETTING_HUGEPAGES_AUTO, SETTING_HUGEPAGES_OFF };
@@ -76,19 +78,20 @@ int setting_find(const char *name, enum setting *ret_setting, struct error *ret_
 /* All defaults. */
 void settings_init(struct settings *settings);
 
-/* Defaults, then /etc/calypte/calypte.conf, $XDG_CONFIG_HOME/calypte/calypte.conf (~/.config without it), `config_file` (may be NULL;
- * if not, it must exist), each over the one before, then CALYPTE_<NAME> of every setting. Reads the environment. */
+/* Defaults, then /etc/calypte/calypte.conf, $XDG_CONFIG_HOME/calypte/calypte.conf (~/.config without it), `config_file`
+ * (may be NULL; if not, it must exist), each over the one before, then CALYPTE_<NAME> of every setting. Reads the
+ * environment. */
 int settings_load(struct settings *settings, const char *config_file, struct error *ret_error);
 
 /* One file; -ENOENT when it is not there. */
 int settings_load_file(struct settings *settings, const char *path, struct error *ret_error);
 
 /* Sets one value unless a higher source has set it. `origin` is for people. -EINVAL with a line. */
-int settings_set(struct settings *settings, const char *name, const char *value, enum setting_source source, const char *origin,
-                 struct error *ret_error);
+int settings_set(struct settings *settings, const char *name, const char *text, enum setting_source source,
+                 const char *origin, struct error *ret_error);
 
-/* Takes a setting's flag from a command line: `--pool 64G`, `--pool=64G`, `--set name=value`. 1: taken, *index stands on its last
- * word; 0: argv[*index] is no setting's flag; negative: a line. */
+/* Takes a setting's flag from a command line: `--pool 64G`, `--pool=64G`, `--set name=value`. 1: taken, *index stands
+ * on its last word; 0: argv[*index] is no setting's flag; negative: a line. */
 int settings_take_flag(struct settings *settings, int argc, char **argv, int *index, struct error *ret_error);
 
 static inline uint64_t settings_number(const struct settings *settings, enum setting setting)
@@ -104,7 +107,8 @@ static inline const char *settings_text(const struct settings *settings, enum se
 /* Bytes of the pool where `available` bytes could be used for it; `automatic` is the answer for `auto`. */
 uint64_t settings_share(const struct settings *settings, enum setting setting, uint64_t available, uint64_t automatic);
 
-/* `calypte config`: a line `name = value ; origin` each, as a file could have it; and as JSON: {name: {"value", "origin"}}. */
+/* `calypte config`: a line `name = value ; origin` each, as a file could have it; and as JSON: {name: {"value",
+ * "origin"}}. */
 void settings_print(const struct settings *settings, FILE *file);
 json_t *settings_json(const struct settings *settings);
 

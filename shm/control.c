@@ -13,7 +13,6 @@
 #define MAX_PAGE_TOKENS 4096u
 #define MAX_POOL_SLOTS (1u << 24)
 #define MAX_ISA 64u
-#define SEQUENCE_NUDGE 0x80000000u
 
 struct bound {
     const char *name;
@@ -41,8 +40,8 @@ static int check_workers(const struct facts *facts, struct error *ret_error)
         int status = check_bounds(bounds, sizeof(bounds) / sizeof(bounds[0]), ret_error);
         for (uint32_t c = 0; status == 0 && c < facts->core_count[w]; c++) {
             if (facts->cores[w][c] >= MAX_CORES)
-                status = error_set(ret_error, EBADMSG, "control segment: core %u of worker %u, allowed are 0 to %u", facts->cores[w][c],
-                                   w, MAX_CORES - 1);
+                status = error_set(ret_error, EBADMSG, "control segment: core %u of worker %u, allowed are 0 to %u",
+                                   facts->cores[w][c], w, MAX_CORES - 1);
         }
         if (status < 0)
             return status;
@@ -88,7 +87,8 @@ static int check_facts(const struct facts *facts, struct error *ret_error)
     return check_workers(facts, ret_error);
 }
 
-int control_create(const char *instance, const struct facts *facts, struct control **ret_control, struct error *ret_error)
+int control_create(const char *instance, const struct facts *facts, struct control **ret_control,
+                   struct error *ret_error)
 {
     int status = check_facts(facts, ret_error);
     if (status < 0)
@@ -108,7 +108,8 @@ int control_create(const char *instance, const struct facts *facts, struct contr
 int control_attach(const char *instance, struct control **ret_control, struct facts *ret_facts, struct error *ret_error)
 {
     struct segment segment;
-    int status = segment_attach(instance, CONTROL_PART, SEGMENT_CONTROL, sizeof(struct control), true, &segment, ret_error);
+    int status =
+        segment_attach(instance, CONTROL_PART, SEGMENT_CONTROL, sizeof(struct control), true, &segment, ret_error);
     if (status < 0)
         return status;
     struct control *control = segment.base;
@@ -131,13 +132,13 @@ void control_detach(struct control *control)
 uint32_t control_raise_epoch(struct control *control)
 {
     uint32_t epoch = atomic_fetch_add(&control->epoch, 1) + 1;
-    /* Both words change before the wake, so that who has read a word, then found the old epoch, does not fall asleep on it: its
-     * futex_wait sees another value. Read the word first, then the epoch. */
+    /* Both words change before the wake, so that who has read a word, then found the old epoch, does not fall asleep on
+     * it: its futex_wait sees another value. Read the word first, then the epoch. */
     for (uint32_t w = 0; w < MAX_WORKERS; w++) {
         struct worker_line *line = &control->workers[w];
         atomic_fetch_add(&line->published, 1);
         futex_wake_all(&line->published);
-        atomic_fetch_xor(&line->sequence, SEQUENCE_NUDGE);
+        atomic_fetch_add(&line->sequence, 1);
         futex_wake_all(&line->sequence);
     }
     return epoch;

@@ -1,9 +1,10 @@
 /* Segment `control`: what all processes of an instance must know, and the words on which they meet.
  *
- * The supervisor creates it, fills the facts, and only then starts children. One cache line a writer. Any tool may read at any time.
- */
+ * The supervisor creates it, fills the facts, and only then starts children. One cache line a writer. Any tool may read
+ * at any time. */
 #pragma once
 
+#include "proto/message.h"
 #include "proto/model_config.h"
 #include "shm/ring.h"
 #include "shm/segment.h"
@@ -17,11 +18,12 @@ enum activations { ACTIVATIONS_INT8 = 1, ACTIVATIONS_F32 = 2 };
 enum kv_format { KV_F16 = 1, KV_F32 = 2 };
 enum io_choice { IO_AUTO = 0, IO_URING = 1, IO_PREAD = 2 };
 
-/* Constant for the life of the instance. W: supervisor, before the first child; R: all, copied and checked at attach. */
+/* Constant for the life of the instance. W: supervisor, before the first child; R: all, copied and checked at
+ * attach. */
 struct facts {
     struct model_config config;
-    char container[512]; /* absolute path */
-    uint64_t identity;   /* container_open()'s; iod refuses another */
+    char container[512];                  /* absolute path */
+    uint64_t identity;                    /* container_open()'s; iod refuses another */
     uint32_t dense_format, expert_format; /* enum weight_format */
     uint32_t workers, threads;            /* threads: a worker */
     uint32_t nodes;                       /* memory nodes of the pool: 1, 2, 4 or 8 */
@@ -32,39 +34,43 @@ struct facts {
     uint32_t logit_rows;                  /* rows of logits that one STEP may ask for */
     uint32_t kv_pages, page_tokens;       /* pages of the KV segment, tokens a page */
     uint32_t context;                     /* tokens a sequence may have */
-    uint32_t slots, queue, prefill_chunk; /* the settings of these names; prefill_chunk <= max_rows, slots <= logit_rows */
+    /* the settings of these names; prefill_chunk <= max_rows, slots <= logit_rows */
+    uint32_t slots, queue, prefill_chunk;
     uint32_t pool_slots;
-    uint32_t hugepages;                   /* 0 or 1 */
-    uint32_t isa;                         /* kernel set: 0 auto, else an index of the table in compute/kernel.h */
-    uint32_t worker_node[MAX_WORKERS];    /* memory node of each worker */
-    uint16_t core_count[MAX_WORKERS];     /* cores of each worker ... */
-    uint16_t cores[MAX_WORKERS][MAX_CORES]; /* ... and which; thread t of worker w is pinned to cores[w][t % core_count[w]] */
+    uint32_t hugepages;                /* 0 or 1 */
+    uint32_t isa;                      /* kernels: enum kernel_isa (compute/kernel.h), 0 auto */
+    uint32_t worker_node[MAX_WORKERS]; /* memory node of each worker */
+    uint16_t core_count[MAX_WORKERS];  /* cores of each worker ... */
+    /* ... and which; thread t of worker w is pinned to cores[w][t % core_count[w]] */
+    uint16_t cores[MAX_WORKERS][MAX_CORES];
 };
 
 struct worker_line {
-    /* W: iod; R: the worker, futex. Bumped after any slot changed to READY or FAILED on behalf of this worker, and by the supervisor
-     * after it raised the epoch. */
+    /* W: iod; R: the worker, futex. Bumped after any slot changed to READY or FAILED on behalf of this worker, and by
+     * the supervisor after it raised the epoch. */
     _Alignas(CACHE_LINE) _Atomic uint32_t published;
-    /* W: the worker; R: all workers. The barrier of the exchange: it has stored everything up to `arrived`, epoch << 32 | sequence.
-     * `sequence` is the futex word: it changes after every change of `arrived`, and when the supervisor raises the epoch, and never
-     * returns to a value that a sleeper may have read. */
+    /* W: the worker; R: all workers. The barrier of the exchange: it has stored everything up to `arrived`, epoch << 32
+     * | sequence. `sequence` is the futex word: it changes after every change of `arrived`, and when the supervisor
+     * raises the epoch, and never returns to a value that a sleeper may have read. */
     _Alignas(CACHE_LINE) _Atomic uint64_t arrived;
     _Atomic uint32_t sequence;
     _Atomic uint32_t waiters; /* W: all workers, how many sleep on `sequence` */
-    /* W: the worker; R: iod, supervisor */
-    _Alignas(CACHE_LINE) _Atomic uint64_t tick; /* grows with every layer of every step; a demand with an older tick is void */
+    /* W: the worker; R: iod, supervisor. Grows with every layer of every step; a demand with an older tick is void. */
+    _Alignas(CACHE_LINE) _Atomic uint64_t tick;
     _Atomic uint32_t acknowledged; /* the last epoch that this worker has seen and abandoned everything older for */
     /* counters, W: the worker, relaxed */
-    _Atomic uint64_t steps, rows, step_ns, wait_ns, exchange_ns, hits, misses;
+    /* times: see struct step_done */
+    _Atomic uint64_t steps, rows, step_ns, part_ns[STEP_PARTS], matmul_ns, hits, misses;
 };
 
 struct iod_line {
-    /* W: iod; R: workers. Dekker pairs: iod stores 1 (seq_cst), looks again at rings / slots, sleeps; a worker pushes or unpins, then
-     * (seq_cst fence) reads the flag and writes the eventfd if it is set. */
-    _Alignas(CACHE_LINE) _Atomic uint32_t asleep;  /* a request must ring */
-    _Atomic uint32_t starved;                      /* an unpin must ring: a demand found no slot to evict */
+    /* W: iod; R: workers. Dekker pairs, seq_cst on both sides: iod stores 1, looks again at rings / slots, sleeps; a
+     * worker pushes or unpins, then reads the flag and writes the eventfd if it is set. */
+    _Alignas(CACHE_LINE) _Atomic uint32_t asleep; /* a request must ring */
+    _Atomic uint32_t starved;                     /* an unpin must ring: a demand found no slot to evict */
     /* counters, W: iod, relaxed */
-    _Alignas(CACHE_LINE) _Atomic uint64_t loads, load_bytes, reads, read_ns, evictions, failures, verified_bytes, demand_ns;
+    _Alignas(CACHE_LINE) _Atomic uint64_t loads, load_bytes, reads, read_ns, evictions, failures,
+        verified_bytes, demand_ns;
     _Atomic uint64_t dense_bytes;
     _Atomic uint32_t method; /* enum io_choice in use */
     _Atomic uint32_t direct; /* 1: O_DIRECT */
@@ -72,13 +78,16 @@ struct iod_line {
 
 struct front_line {
     _Alignas(CACHE_LINE) _Atomic uint64_t requests, answers, errors, prompt_tokens, answer_tokens, prompt_ns, answer_ns;
+    /* how long STEPs were in flight, and how long the front took after each: sampling, text, the next STEP */
+    _Atomic uint64_t flight_ns, own_ns;
     _Atomic uint32_t running, queued;
 };
 
 struct control {
     struct segment_header segment;
     struct facts facts;
-    /* W: supervisor; R: all. Raised when a process dies; every wait compares it, abandons its step and acknowledges. Starts at 1. */
+    /* W: supervisor; R: all. Raised when a process dies; every wait compares it, abandons its step and acknowledges.
+     * Starts at 1. */
     _Alignas(CACHE_LINE) _Atomic uint32_t epoch;
     /* W: supervisor. Equal to epoch while every process is ready in that epoch: front sends STEPs only then. */
     _Alignas(CACHE_LINE) _Atomic uint32_t serving;
@@ -89,10 +98,12 @@ struct control {
 };
 
 /* Creates the segment with those facts (they are checked first). Thread: the supervisor's main. */
-int control_create(const char *instance, const struct facts *facts, struct control **ret_control, struct error *ret_error);
+int control_create(const char *instance, const struct facts *facts, struct control **ret_control,
+                   struct error *ret_error);
 
 /* Maps it, checks every fact, and copies them: use the copy, never control->facts. */
-int control_attach(const char *instance, struct control **ret_control, struct facts *ret_facts, struct error *ret_error);
+int control_attach(const char *instance, struct control **ret_control, struct facts *ret_facts,
+                   struct error *ret_error);
 void control_detach(struct control *control);
 
 /* Raises the epoch and wakes every futex of the instance. Thread: the supervisor's main. Returns the new epoch. */

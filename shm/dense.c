@@ -41,7 +41,8 @@ int dense_attach(const char *instance, struct dense *ret_dense, struct error *re
     if (count > DENSE_MAX_TENSORS || offset % _Alignof(struct tensor) || offset > bytes ||
         (size_t)count * sizeof(struct tensor) > bytes - offset) {
         segment_detach(&dense.segment);
-        return error_set(ret_error, EBADMSG, "directory of the dense weights of instance %s is damaged: run `calypte down` and start again",
+        return error_set(ret_error, EBADMSG,
+                         "directory of the dense weights of instance %s is damaged: run `calypte down` and start again",
                          instance);
     }
     /* A private copy: what was checked cannot be changed by a neighbour afterwards. */
@@ -57,7 +58,8 @@ int dense_attach(const char *instance, struct dense *ret_dense, struct error *re
         if (check_tensor(&tensors[i], bytes) < 0 || (i > 0 && strcmp(tensors[i - 1].name, tensors[i].name) >= 0)) {
             dense_detach(&dense);
             return error_set(ret_error, EBADMSG,
-                             "directory of the dense weights of instance %s is damaged at entry %u: run `calypte down` and start again",
+                             "directory of the dense weights of instance %s is damaged at entry %u: run `calypte down` "
+                             "and start again",
                              instance, i);
         }
     }
@@ -85,8 +87,8 @@ static void shape_text(uint32_t dims, const uint64_t *shape, char ret_text[stati
         used += (size_t)snprintf(ret_text + used, 96 - used, "%s%" PRIu64, d ? ", " : "", shape[d]);
 }
 
-const void *dense_find(const struct dense *dense, const char *name, enum tensor_dtype dtype, uint32_t dims, const uint64_t *shape,
-                       struct error *ret_error)
+const void *dense_find(const struct dense *dense, const char *name, enum tensor_dtype dtype, uint32_t dims,
+                       const uint64_t *shape, struct error *ret_error)
 {
     const struct tensor *tensor = bsearch(name, dense->tensors, dense->count, sizeof(*tensor), compare_name);
     if (!tensor) {
@@ -98,8 +100,8 @@ const void *dense_find(const struct dense *dense, const char *name, enum tensor_
         char have[96], want[96];
         shape_text(tensor->dims, tensor->shape, have);
         shape_text(dims, shape, want);
-        error_set(ret_error, EBADMSG, "tensor %s is %s [%s] where the model needs %s [%s]: convert the model again", name,
-                  dtype_name(tensor->dtype), have, dtype_name(dtype), want);
+        error_set(ret_error, EBADMSG, "tensor %s is %s [%s] where the model needs %s [%s]: convert the model again",
+                  name, dtype_name(tensor->dtype), have, dtype_name(dtype), want);
         return NULL;
     }
     return (const char *)dense->segment.base + tensor->offset;

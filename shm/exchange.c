@@ -22,7 +22,8 @@ static size_t widest_row(const struct facts *facts)
     const struct model_config *config = &facts->config;
     size_t shared_width = (size_t)config->shared_experts * config->expert_width;
     size_t most = 2 * (size_t)config->hidden;
-    most = larger(most, (size_t)config->q_lora + config->kv_lora + config->qk_rope + config->index_dim + config->index_heads);
+    most = larger(most,
+                  (size_t)config->q_lora + config->kv_lora + config->qk_rope + config->index_dim + config->index_heads);
     most = larger(most, (size_t)config->index_heads * config->index_dim);
     most = larger(most, (size_t)config->heads * config->v_head);
     most = larger(most, config->dense_width);
@@ -61,7 +62,8 @@ int exchange_attach(const char *instance, const struct facts *facts, struct cont
                                 .spin = facts->spin,
                                 .method = &exchange_shared_memory};
     exchange_layout(facts, &exchange.layout);
-    int status = segment_attach(instance, EXCHANGE_PART, SEGMENT_EXCHANGE, exchange.layout.segment_bytes, true, &exchange.segment, ret_error);
+    int status = segment_attach(instance, EXCHANGE_PART, SEGMENT_EXCHANGE, exchange.layout.segment_bytes, true,
+                                &exchange.segment, ret_error);
     if (status < 0)
         return status;
     *ret_exchange = exchange;
@@ -73,8 +75,8 @@ void exchange_detach(struct exchange *exchange)
     segment_detach(&exchange->segment);
 }
 
-/* Says how far this worker is. The word changes by an addition, never back to a value that a sleeper may have read, also when a new
- * epoch begins at 0 again. */
+/* Says how far this worker is. The word changes by an addition, never back to a value that a sleeper may have read,
+ * also when a new epoch begins at 0 again. */
 static void announce(struct exchange *exchange)
 {
     struct worker_line *line = &exchange->control->workers[exchange->self];
@@ -115,7 +117,8 @@ static int await(struct exchange *exchange, struct worker_line *line)
     int status = 0;
     atomic_fetch_add(&line->waiters, 1);
     for (;;) {
-        uint32_t word = atomic_load(&line->sequence); /* first the word, then what it stands for: no gap to lose a wake in */
+        uint32_t word =
+            atomic_load(&line->sequence); /* first the word, then what it stands for: no gap to lose a wake in */
         if (is_stale(exchange)) {
             status = -ESTALE;
             break;

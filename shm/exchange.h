@@ -1,15 +1,16 @@
 /* Segment `exchange`: where the workers put their rows of a vector so that all may read the whole, and the logits.
  *
- * Two buffers alternate; exchange number n of an epoch uses buffer n % 2 and ends with the barrier: a worker stores its rows, then its
- * own line (epoch, sequence), then reads all lines until each has come so far, spinning briefly where facts.spin allows, then on a
- * futex. Buffer n % 2 may be written again after barrier n + 1: by then all have read it. It is an interface with two methods: shared
- * memory inside a machine now, messages between machines later; `struct exchange_method` is the place. */
+ * Two buffers alternate; exchange number n of an epoch uses buffer n % 2 and ends with the barrier: a worker stores its
+ * rows, then its own line (epoch, sequence), then reads all lines until each has come so far, spinning briefly where
+ * facts.spin allows, then on a futex. Buffer n % 2 may be written again after barrier n + 1: by then all have read it.
+ * It is an interface with two methods: shared memory inside a machine now, messages between machines later; `struct
+ * exchange_method` is the place. */
 #pragma once
 
 #include "shm/control.h"
 
 struct exchange_layout {
-    size_t buffer_bytes; /* of one buffer: the widest exchange of max_rows rows */
+    size_t buffer_bytes;                  /* of one buffer: the widest exchange of max_rows rows */
     size_t buffers, logits, draft_logits; /* byte offsets; logits: f32 [logit_rows][vocab] */
     size_t segment_bytes;
 };
@@ -33,8 +34,8 @@ struct exchange {
 
 struct exchange_method {
     const char *name;
-    /* Ends exchange number exchange->sequence + 1: what this worker stored is visible to all, and what all stored is visible to it.
-     * 0, or -ESTALE when the epoch was raised (abandon the step). Thread: the team's first. */
+    /* Ends exchange number exchange->sequence + 1: what this worker stored is visible to all, and what all stored is
+     * visible to it. 0, or -ESTALE when the epoch was raised (abandon the step). Thread: the team's first. */
     int (*barrier)(struct exchange *exchange);
 };
 extern const struct exchange_method exchange_shared_memory;
@@ -49,7 +50,8 @@ void exchange_reset(struct exchange *exchange, uint32_t epoch);
 /* The buffer of the exchange that the next barrier ends. */
 static inline void *exchange_buffer(const struct exchange *exchange)
 {
-    return (char *)exchange->segment.base + exchange->layout.buffers + ((exchange->sequence + 1) % 2) * exchange->layout.buffer_bytes;
+    return (char *)exchange->segment.base + exchange->layout.buffers +
+           ((exchange->sequence + 1) % 2) * exchange->layout.buffer_bytes;
 }
 
 /* Logits in the mapped segment (front and worker 0 use the same). */

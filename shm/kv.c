@@ -12,7 +12,8 @@ static size_t align_up(size_t value, size_t to)
 void kv_layout(const struct facts *facts, struct kv_layout *ret_layout)
 {
     const struct model_config *config = &facts->config;
-    struct kv_layout layout = {.page_tokens = facts->page_tokens, .pages = facts->kv_pages, .latent_width = config->kv_lora + config->qk_rope};
+    struct kv_layout layout = {
+        .page_tokens = facts->page_tokens, .pages = facts->kv_pages, .latent_width = config->kv_lora + config->qk_rope};
     layout.latent_bytes = layout.latent_width * (facts->kv == KV_F32 ? sizeof(float) : sizeof(uint16_t));
     if (facts->activations == ACTIVATIONS_F32) {
         layout.key_bytes = config->index_dim * sizeof(float);

@@ -1,7 +1,8 @@
 /* The eviction policy: pure functions of numbers, no clock, no I/O, no globals; the pool's owner feeds it and obeys.
  *
- * Least recently used: an expert that no step has touched for longest is the one to give away. `used` is the tick (a count of steps
- * and layers) of its last pin. What must not go (pinned, wanted and not yet fetched, loading) the caller marks as not evictable. */
+ * Least recently used: an expert that no step has touched for longest is the one to give away. `used` is the tick (a
+ * count of steps and layers) of its last pin. What must not go (pinned, wanted and not yet fetched, loading) the caller
+ * marks as not evictable. */
 #pragma once
 
 #include <stdbool.h>

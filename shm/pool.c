@@ -30,7 +30,8 @@ static int pool_layout(const struct pool_shape *shape, struct pool_layout *ret_l
                     shape->slice_bytes <= POOL_OBJECT_BYTES / EXPERT_SLICES;
     if (!nodes_ok || !bytes_ok || shape->slots == 0 || shape->slots > POOL_MAX_SLOTS || shape->moe_layers == 0 ||
         shape->moe_layers > MODEL_MAX_LAYERS || shape->experts == 0 || shape->experts > MODEL_MAX_EXPERTS)
-        return error_set(ret_error, EINVAL, "pool of %u slots of 8 x %zu bytes on %u nodes for %u layers of %u experts: out of range",
+        return error_set(ret_error, EINVAL,
+                         "pool of %u slots of 8 x %zu bytes on %u nodes for %u layers of %u experts: out of range",
                          shape->slots, shape->slice_bytes, shape->nodes, shape->moe_layers, shape->experts);
     struct pool_layout layout = {.stride = (uint64_t)shape->slice_bytes * (EXPERT_SLICES / shape->nodes)};
     layout.slots_per_object = (uint32_t)(POOL_OBJECT_BYTES / layout.stride);
@@ -90,11 +91,12 @@ int pool_create(const char *instance, const struct pool_shape *shape, struct err
 }
 
 /* Reads the header's constants once into a shape and holds everything else against what follows from it. */
-static int check_table(const char *instance, const struct segment *table, struct pool_shape *ret_shape, struct pool_layout *ret_layout,
-                       struct error *ret_error)
+static int check_table(const char *instance, const struct segment *table, struct pool_shape *ret_shape,
+                       struct pool_layout *ret_layout, struct error *ret_error)
 {
     if (table->bytes < sizeof(struct pool_header))
-        return error_set(ret_error, EBADMSG, "pool table of instance %s is too short: run `calypte down` and start again", instance);
+        return error_set(ret_error, EBADMSG,
+                         "pool table of instance %s is too short: run `calypte down` and start again", instance);
     const struct pool_header *shared = table->base;
     struct pool_shape shape = {.slots = shared->slots,
                                .nodes = shared->nodes,
@@ -107,8 +109,8 @@ static int check_table(const char *instance, const struct segment *table, struct
     if (shared->slots_per_object != ret_layout->slots_per_object || shared->objects != ret_layout->objects ||
         shared->slots_offset != ret_layout->slots_offset || shared->map_offset != ret_layout->map_offset ||
         table->bytes != ret_layout->table_bytes)
-        return error_set(ret_error, EBADMSG, "pool table of instance %s contradicts itself: run `calypte down` and start again",
-                         instance);
+        return error_set(ret_error, EBADMSG,
+                         "pool table of instance %s contradicts itself: run `calypte down` and start again", instance);
     *ret_shape = shape;
     return 0;
 }
@@ -175,8 +177,8 @@ int pool_attach_objects(struct pool *pool, struct error *ret_error)
                 continue;
             char part[32];
             object_part(n, pool->attached, part);
-            int status = segment_attach(pool->instance, part, SEGMENT_RAW, attached_bytes(pool, pool->attached), true, object,
-                                        ret_error);
+            int status = segment_attach(pool->instance, part, SEGMENT_RAW, attached_bytes(pool, pool->attached), true,
+                                        object, ret_error);
             if (status < 0)
                 return status;
         }
@@ -204,15 +206,17 @@ int pool_grow(struct pool *pool, bool hugepages, struct error *ret_error)
     for (uint32_t n = 0; n < pool->nodes; n++) {
         char part[32];
         object_part(n, object, part);
-        struct segment_options options = {.kind = SEGMENT_RAW, .node = (int)n, .hugepages = hugepages,
+        struct segment_options options = {.kind = SEGMENT_RAW,
+                                          .node = (int)n,
+                                          .hugepages = hugepages,
                                           .populate_threads = cores < GROW_THREADS ? (uint32_t)cores : GROW_THREADS};
         struct segment made;
         int status = segment_unlink(pool->instance, part);
         if (status >= 0)
             status = segment_create(pool->instance, part, attached_bytes(pool, object), &options, &made, ret_error);
         else
-            error_set(ret_error, -status, "shared memory object %s of instance %s cannot be removed: %s", part, pool->instance,
-                      strerror(-status));
+            error_set(ret_error, -status, "shared memory object %s of instance %s cannot be removed: %s", part,
+                      pool->instance, strerror(-status));
         if (status < 0) {
             while (n-- > 0) {
                 object_part(n, object, part);
@@ -264,17 +268,14 @@ int pool_pin(struct pool *pool, uint32_t expert, uint32_t holder, uint64_t tick,
     if (slot_generation_of(word) != ref.generation)
         return -ESTALE;
     switch (slot_state_of(word)) {
-    case SLOT_LOADING:
-        return -EAGAIN;
+    case SLOT_LOADING: return -EAGAIN;
     case SLOT_FAILED:
         *ret_ref = ref;
         return atomic_load_explicit(&slot->expert, memory_order_relaxed) == expert ? -EIO : -ESTALE;
-    case SLOT_READY:
-        break;
+    case SLOT_READY: break;
     case SLOT_EMPTY:
     case SLOT_QUARANTINED:
-    default:
-        return -ESTALE;
+    default: return -ESTALE;
     }
     if (slot_pin(&slot->state, ref.generation, holder) < 0)
         return -ESTALE;
@@ -283,7 +284,11 @@ int pool_pin(struct pool *pool, uint32_t expert, uint32_t holder, uint64_t tick,
         slot_unpin(&slot->state, holder);
         return -ESTALE;
     }
-    atomic_store_explicit(&slot->used, tick, memory_order_relaxed);
+    /* Never backwards: where several workers pin, an older tick must not make an expert look unused by the newer. */
+    uint64_t used = atomic_load_explicit(&slot->used, memory_order_relaxed);
+    while (used < tick &&
+           !atomic_compare_exchange_weak_explicit(&slot->used, &used, tick, memory_order_relaxed, memory_order_relaxed))
+        ;
     *ret_ref = ref;
     return 0;
 }

@@ -1,11 +1,10 @@
 /* The pool of experts in shared memory.
  *
- * Segment `pool` holds the slot table and the map; the bytes stand in raw objects `pool.<node>.<k>` of at most 1 GiB, the unit of
- * allocation, registration and resizing; no slot crosses two. A slot is one stretch in each node's region: node n of N holds the
- * slices [8n/N, 8(n+1)/N) of every expert, one after another (slice_bytes each).
+ * Segment `pool` holds the slot table and the map; the bytes stand in raw objects `pool.<node>.<k>` of at most 1 GiB,
+ * the unit of allocation, registration and resizing; no slot crosses two. A slot is one stretch in each node's region:
+ * node n of N holds the slices [8n/N, 8(n+1)/N) of every expert, one after another (slice_bytes each).
  *
- * Who writes what stands at each field. Experts are numbered id = moe_index * experts + expert.
- */
+ * Who writes what stands at each field. Experts are numbered id = moe_index * experts + expert. */
 #pragma once
 
 #include "proto/error.h"
@@ -19,10 +18,12 @@
 
 struct slot {
     _Alignas(CACHE_LINE) _Atomic uint64_t state; /* slot.h; W: iod, and pin bits by every holder */
-    _Atomic uint64_t used;   /* W: worker 0, its tick at the last pin (relaxed); R: iod, the policy's recency */
+    /* W: worker 0, its tick at the last pin, and iod while LOADING (relaxed); R: iod, the policy's recency */
+    _Atomic uint64_t used;
     _Atomic uint32_t expert; /* W: iod while EMPTY -> LOADING; R: all */
-    _Atomic uint32_t error;  /* W: iod before LOADING -> FAILED: errno (EIO, EBADMSG for a checksum); R: all after FAILED (acquire) */
-    _Atomic uint32_t slice;  /* W: iod, with error: the slice that failed */
+    /* W: iod before LOADING -> FAILED: errno (EIO, EBADMSG for a checksum); R: all after FAILED (acquire) */
+    _Atomic uint32_t error;
+    _Atomic uint32_t slice; /* W: iod, with error: the slice that failed */
 };
 
 struct pool_header {
@@ -41,12 +42,13 @@ struct pool {
     struct segment table;
     struct pool_header *header;
     struct slot *slots;
-    _Atomic uint64_t *map; /* [moe_layers * experts]: index | generation << 32, or POOL_NOWHERE; W: iod; R: all, acquire */
+    /* [moe_layers * experts]: index | generation << 32, or POOL_NOWHERE; W: iod; R: all, acquire */
+    _Atomic uint64_t *map;
     /* copies of the checked header, so that a neighbour's later scribble changes nothing here */
     uint32_t slot_count, nodes, slots_per_object, object_count, expert_count;
     size_t slice_bytes;
     char instance[INSTANCE_NAME_MAX];
-    uint32_t attached;               /* objects mapped so far, a node */
+    uint32_t attached;                       /* objects mapped so far, a node */
     struct segment *objects[POOL_MAX_NODES]; /* [nodes][object_count] */
 };
 
@@ -62,27 +64,30 @@ uint64_t pool_object_bytes(const struct pool_shape *shape, uint32_t object); /* 
 /* Creates the table (all slots EMPTY, map empty). Thread: the supervisor's main. */
 int pool_create(const char *instance, const struct pool_shape *shape, struct error *ret_error);
 
-/* Maps the table and checks it. Objects are mapped by pool_attach_objects, which may be called again as the pool grows. */
+/* Maps the table and checks it. Objects are mapped by pool_attach_objects, which may be called again as the pool
+ * grows. */
 int pool_attach(const char *instance, struct pool *ret_pool, struct error *ret_error);
 int pool_attach_objects(struct pool *pool, struct error *ret_error);
 void pool_detach(struct pool *pool);
 
-/* Creates and publishes the next object on every node (iod only; blocks while pages are populated: run it beside the loop). An
- * object that a dead predecessor left unpublished is removed first. 0, or 1 when all stand, or an error (full /dev/shm). */
+/* Creates and publishes the next object on every node (iod only; blocks while pages are populated: run it beside the
+ * loop). An object that a dead predecessor left unpublished is removed first. 0, or 1 when all stand, or an error (full
+ * /dev/shm). */
 int pool_grow(struct pool *pool, bool hugepages, struct error *ret_error);
 
 /* Slots whose objects stand: slots with an index below may be used. */
 uint32_t pool_slots_ready(const struct pool *pool);
 
-/* Address of slice `slice` of a slot, mapped in this process. The slot's index and slice are checked: NULL if out of range or not
- * attached. */
+/* Address of slice `slice` of a slot, mapped in this process. The slot's index and slice are checked: NULL if out of
+ * range or not attached. */
 void *pool_slice(const struct pool *pool, uint32_t slot, uint32_t slice);
 
 /* Where an expert is now: 0 and *ret_ref, or -ENOENT. The state may change at once; only a pin holds it. Any thread. */
 int pool_lookup(const struct pool *pool, uint32_t expert, struct slot_ref *ret_ref);
 
-/* Pins an expert if it is READY, after checking that the slot holds that expert. 0 and *ret_ref (pinned); -ENOENT: nowhere;
- * -EAGAIN: LOADING; -EIO: FAILED (ref filled: its error can be read); -ESTALE: changed under us, look up again. */
+/* Pins an expert if it is READY, after checking that the slot holds that expert. 0 and *ret_ref (pinned); -ENOENT:
+ * nowhere; -EAGAIN: LOADING; -EIO: FAILED (ref filled: its error can be read); -ESTALE: changed under us, look up
+ * again. */
 int pool_pin(struct pool *pool, uint32_t expert, uint32_t holder, uint64_t tick, struct slot_ref *ret_ref);
 void pool_unpin(struct pool *pool, struct slot_ref ref, uint32_t holder);
 

@@ -9,14 +9,16 @@ int ring_push(struct request_ring *ring, const struct expert_request *request)
     if (tail - head >= RING_ENTRIES)
         return -EAGAIN;
     ring->entries[tail % RING_ENTRIES] = *request;
-    atomic_store_explicit(&ring->tail, tail + 1, memory_order_release);
+    /* Sequentially consistent, as in ring_pop: the flag `asleep` is read after this store, and written before that
+     * load. */
+    atomic_store(&ring->tail, tail + 1);
     return 0;
 }
 
 int ring_pop(struct request_ring *ring, struct expert_request *ret_request)
 {
     uint32_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
-    uint32_t tail = atomic_load_explicit(&ring->tail, memory_order_acquire);
+    uint32_t tail = atomic_load(&ring->tail);
     if (tail == head)
         return 0;
     if (tail - head > RING_ENTRIES)

@@ -1,7 +1,7 @@
 /* A single-producer, single-consumer ring in shared memory: how a worker asks iod for experts.
  *
- * head and tail run freely; the producer writes the entry, then releases tail; the consumer acquires tail, reads the entry once,
- * then releases head. A consumer that finds tail - head > RING_ENTRIES was lied to and says -EBADMSG. */
+ * head and tail run freely; the producer writes the entry, then releases tail; the consumer acquires tail, reads the
+ * entry once, then releases head. A consumer that finds tail - head > RING_ENTRIES was lied to and says -EBADMSG. */
 #pragma once
 
 #include "shm/segment.h"
@@ -14,7 +14,8 @@
 struct expert_request {
     uint32_t expert; /* moe_index * experts + expert */
     uint32_t epoch;
-    uint64_t tick; /* the worker's tick when it asked: until the slot's `used` reaches it, the expert is owed to the worker */
+    /* the worker's tick when it asked: until the slot's `used` reaches it, the expert is owed to the worker */
+    uint64_t tick;
 };
 
 struct request_ring {

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-#define SHM_FOLDER "/dev/shm" /* where glibc's shm_open puts its objects */
+#define SHM_FOLDER "/dev/shm"              /* where glibc's shm_open puts its objects */
 #define POPULATE_STEP (UINT64_C(16) << 20) /* bytes a madvise call: short enough that threads share the work evenly */
 #define POPULATE_MAX_THREADS 64u
 #define SEGMENT_NAME_MAX 128
@@ -22,16 +22,20 @@ int segment_check_instance(const char *instance, struct error *ret_error)
 {
     size_t length = strlen(instance);
     if (length == 0 || length >= INSTANCE_NAME_MAX)
-        return error_set(ret_error, EINVAL, "instance name '%.80s': it must have 1 to %u characters", instance, INSTANCE_NAME_MAX - 1);
+        return error_set(ret_error, EINVAL, "instance name '%.80s': it must have 1 to %u characters", instance,
+                         INSTANCE_NAME_MAX - 1);
     for (const char *c = instance; *c; c++) {
-        bool allowed = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9') || *c == '-' || *c == '_';
+        bool allowed =
+            (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9') || *c == '-' || *c == '_';
         if (!allowed)
-            return error_set(ret_error, EINVAL, "instance name '%s': only letters, digits, '-' and '_' are allowed", instance);
+            return error_set(ret_error, EINVAL, "instance name '%s': only letters, digits, '-' and '_' are allowed",
+                             instance);
     }
     return 0;
 }
 
-static int segment_name(const char *instance, const char *part, char ret_name[static SEGMENT_NAME_MAX], struct error *ret_error)
+static int segment_name(const char *instance, const char *part, char ret_name[static SEGMENT_NAME_MAX],
+                        struct error *ret_error)
 {
     int status = segment_check_instance(instance, ret_error);
     if (status < 0)
@@ -55,28 +59,30 @@ static int no_space(const char *name, int fd, size_t bytes, int code, struct err
     uint64_t free_now = bytes_free(fd);
     if (code == ENOSPC || (free_now < bytes && code != ENOMEM))
         return error_set(ret_error, ENOSPC,
-                         "shared memory %s needs %zu bytes and " SHM_FOLDER " has %llu free: choose a smaller --pool or --context, or "
+                         "shared memory %s needs %zu bytes and " SHM_FOLDER
+                         " has %llu free: choose a smaller --pool or --context, or "
                          "enlarge it (mount -o remount,size=SIZE " SHM_FOLDER ")",
                          name, bytes, (unsigned long long)free_now);
-    return error_set(ret_error, code,
-                     "shared memory %s of %zu bytes: memory ran out (%s): choose a smaller --pool or --context, or raise the memory "
-                     "limit of this cgroup",
-                     name, bytes, strerror(code));
+    return error_set(
+        ret_error, code,
+        "shared memory %s of %zu bytes: memory ran out (%s): choose a smaller --pool or --context, or raise the memory "
+        "limit of this cgroup",
+        name, bytes, strerror(code));
 }
 
 struct populate {
     char *base;
     size_t bytes;
-    int node;
-    _Atomic uint64_t next; /* byte offset of the next step that no thread has taken */
-    _Atomic int code;      /* errno of the first failure, 0: none */
+    const struct bitmask *cpus; /* where the threads run; NULL: anywhere */
+    _Atomic uint64_t next;      /* byte offset of the next step that no thread has taken */
+    _Atomic int code;           /* errno of the first failure, 0: none */
 };
 
 static void *populate_segment(void *argument)
 {
     struct populate *populate = argument;
-    if (populate->node >= 0)
-        numa_run_on_node(populate->node); /* pages are zeroed from their own node; failure costs time only */
+    if (populate->cpus)
+        numa_sched_setaffinity(0, (struct bitmask *)(uintptr_t)populate->cpus); /* failure costs time only */
     while (atomic_load(&populate->code) == 0) {
         uint64_t offset = atomic_fetch_add(&populate->next, POPULATE_STEP);
         if (offset >= populate->bytes)
@@ -93,29 +99,45 @@ static void *populate_segment(void *argument)
     return NULL;
 }
 
-/* 0 or a positive errno. The threads are new ones, so that binding them to a node leaves the caller's affinity alone. */
+/* The cores of a node, from which its pages are zeroed fastest; NULL: no matter. Asked once here, not in each thread:
+ * libnuma's answer goes through a cache without a lock. */
+static struct bitmask *node_cpus(int node)
+{
+    struct bitmask *cpus = node < 0 ? NULL : numa_allocate_cpumask();
+    if (cpus && numa_node_to_cpus(node, cpus) < 0) {
+        numa_free_cpumask(cpus);
+        cpus = NULL;
+    }
+    return cpus;
+}
+
+/* 0 or a positive errno. The threads are new ones, so that binding them to a node leaves the caller's affinity
+ * alone. */
 static int populate_all(char *base, size_t bytes, int node, uint32_t threads, int fd)
 {
-    struct populate populate = {.base = base, .bytes = bytes, .node = node};
+    struct bitmask *cpus = threads > 1 ? node_cpus(node) : NULL;
+    struct populate populate = {.base = base, .bytes = bytes, .cpus = cpus};
     pthread_t ids[POPULATE_MAX_THREADS];
     uint32_t started = 0;
     threads = threads > POPULATE_MAX_THREADS ? POPULATE_MAX_THREADS : threads;
     while (threads > 1 && started < threads && pthread_create(&ids[started], NULL, populate_segment, &populate) == 0)
         started++;
     if (started == 0) {
-        populate.node = -1;
+        populate.cpus = NULL;
         populate_segment(&populate);
     }
     for (uint32_t i = 0; i < started; i++)
         pthread_join(ids[i], NULL);
+    if (cpus)
+        numa_free_cpumask(cpus);
     int code = atomic_load(&populate.code);
     if (code == EINVAL) /* a kernel before 5.14 */
         code = posix_fallocate(fd, 0, (off_t)bytes);
     return code == EFAULT ? ENOSPC : code; /* EFAULT: a touch would have been a SIGBUS */
 }
 
-/* A machine without that node (or without NUMA) gets no binding: placement costs time, never correctness. Preferred and not strict:
- * a strict policy on a full node calls the OOM killer instead of failing. */
+/* A machine without that node (or without NUMA) gets no binding: placement costs time, never correctness. Preferred and
+ * not strict: a strict policy on a full node calls the OOM killer instead of failing. */
 static int bind_to_node(void *base, size_t bytes, int node)
 {
     if (node < 0 || numa_available() < 0 || !numa_bitmask_isbitset(numa_all_nodes_ptr, (unsigned)node))
@@ -137,7 +159,8 @@ static int segment_fill(const char *name, int fd, size_t bytes, const struct seg
         return error_set(ret_error, errno, "shared memory %s cannot get %zu bytes: %s", name, bytes, strerror(errno));
     char *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED)
-        return error_set(ret_error, errno, "shared memory %s of %zu bytes cannot be mapped: %s", name, bytes, strerror(errno));
+        return error_set(ret_error, errno, "shared memory %s of %zu bytes cannot be mapped: %s", name, bytes,
+                         strerror(errno));
     int node = bind_to_node(base, bytes, options->node);
     if (options->hugepages)
         (void)madvise(base, bytes, MADV_HUGEPAGE); /* a kernel or mount without them works with small pages */
@@ -163,7 +186,8 @@ int segment_create(const char *instance, const char *part, size_t bytes, const s
     _cleanup_close_ int fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0)
         return error_set(ret_error, errno, "shared memory %s cannot be created: %s%s", name, strerror(errno),
-                         errno == EEXIST ? " (an instance of this name runs, or `calypte down` must clean up after one)" : "");
+                         errno == EEXIST ? " (an instance of this name runs, or `calypte down` must clean up after one)"
+                                         : "");
     void *base = NULL;
     status = segment_fill(name, fd, bytes, options, &base, ret_error);
     if (status < 0) {
@@ -175,13 +199,15 @@ int segment_create(const char *instance, const char *part, size_t bytes, const s
         header->layout = SEGMENT_LAYOUT;
         header->kind = options->kind;
         header->bytes = bytes;
-        __atomic_store_n(&header->magic, SEGMENT_MAGIC, __ATOMIC_RELEASE); /* last: who attaches early finds no segment */
+        /* last: who attaches early finds no segment */
+        __atomic_store_n(&header->magic, SEGMENT_MAGIC, __ATOMIC_RELEASE);
     }
     *ret_segment = (struct segment){base, bytes};
     return 0;
 }
 
-static int check_header(const char *name, const struct segment *segment, enum segment_kind kind, struct error *ret_error)
+static int check_header(const char *name, const struct segment *segment, enum segment_kind kind,
+                        struct error *ret_error)
 {
     const struct segment_header *shared = segment->base;
     uint64_t magic = __atomic_load_n(&shared->magic, __ATOMIC_ACQUIRE);
@@ -189,12 +215,15 @@ static int check_header(const char *name, const struct segment *segment, enum se
     if (magic != SEGMENT_MAGIC)
         return error_set(ret_error, EBADMSG, "shared memory %s is not (yet) a segment of Calypte", name);
     if (header.layout != SEGMENT_LAYOUT)
-        return error_set(ret_error, EPROTO, "shared memory %s has layout %u and this program knows %u: stop the instance with the "
-                         "version that started it", name, header.layout, SEGMENT_LAYOUT);
+        return error_set(ret_error, EPROTO,
+                         "shared memory %s has layout %u and this program knows %u: stop the instance with the "
+                         "version that started it",
+                         name, header.layout, SEGMENT_LAYOUT);
     if (header.kind != (uint32_t)kind || header.bytes != segment->bytes)
-        return error_set(ret_error, EBADMSG, "shared memory %s is of kind %u with %llu bytes, expected kind %u with %zu: run "
-                         "`calypte down` and start again", name, header.kind, (unsigned long long)header.bytes, (uint32_t)kind,
-                         segment->bytes);
+        return error_set(ret_error, EBADMSG,
+                         "shared memory %s is of kind %u with %llu bytes, expected kind %u with %zu: run "
+                         "`calypte down` and start again",
+                         name, header.kind, (unsigned long long)header.bytes, (uint32_t)kind, segment->bytes);
     return 0;
 }
 
@@ -217,11 +246,13 @@ int segment_attach(const char *instance, const char *part, enum segment_kind kin
     size_t bytes = (size_t)stat.st_size;
     size_t least = kind == SEGMENT_RAW ? 1 : sizeof(struct segment_header);
     if (bytes < least || (bytes_expected && bytes != bytes_expected))
-        return error_set(ret_error, EBADMSG, "shared memory %s has %zu bytes, expected %zu: run `calypte down` and start again", name,
+        return error_set(ret_error, EBADMSG,
+                         "shared memory %s has %zu bytes, expected %zu: run `calypte down` and start again", name,
                          bytes, bytes_expected ? bytes_expected : least);
     void *base = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
     if (base == MAP_FAILED)
-        return error_set(ret_error, errno, "shared memory %s of %zu bytes cannot be mapped: %s", name, bytes, strerror(errno));
+        return error_set(ret_error, errno, "shared memory %s of %zu bytes cannot be mapped: %s", name, bytes,
+                         strerror(errno));
     struct segment segment = {base, bytes};
     status = kind == SEGMENT_RAW ? 0 : check_header(name, &segment, kind, ret_error);
     if (status < 0) {

@@ -1,8 +1,8 @@
 /* POSIX shared memory objects `/calypte.<instance>.<part>`, mode 0600, made with O_EXCL.
  *
- * A segment starts with a struct segment_header and holds offsets and ids only, never pointers. Attaching checks magic, layout
- * version, kind and size; a segment of another version is refused in one sentence. Raw segments (pool objects) have no header.
- */
+ * A segment starts with a struct segment_header and holds offsets and ids only, never pointers. Attaching checks magic,
+ * layout version, kind and size; a segment of another version is refused in one sentence. Raw segments (pool objects)
+ * have no header. */
 #pragma once
 
 #include "proto/error.h"
@@ -12,17 +12,17 @@
 #include <stdint.h>
 
 #define SEGMENT_MAGIC UINT64_C(0x31455450594c4143) /* "CALYPTE1", little-endian */
-#define SEGMENT_LAYOUT 1u
+#define SEGMENT_LAYOUT 2u
 #define INSTANCE_NAME_MAX 64u /* letters, digits, '-', '_' */
 #define CACHE_LINE 64
 
 enum segment_kind {
     SEGMENT_CONTROL = 1,
-    SEGMENT_POOL,     /* slot table and map */
+    SEGMENT_POOL, /* slot table and map */
     SEGMENT_DENSE,
     SEGMENT_KV,
     SEGMENT_EXCHANGE,
-    SEGMENT_RAW,      /* a pool object: no header */
+    SEGMENT_RAW, /* a pool object: no header */
 };
 
 /* W: creator, before anybody attaches; R: all */
@@ -38,10 +38,10 @@ struct segment {
     size_t bytes;
 };
 
-/* Creates, sizes, maps and populates (MADV_POPULATE_WRITE by `threads` threads; 1 for small ones) a segment, so that a full /dev/shm
- * or cgroup is an error here (ENOSPC/ENOMEM, naming the segment, the bytes wanted, the bytes free and the remedy) and never a SIGBUS
- * later. `node` >= 0 binds the memory to that NUMA node first. `hugepages` advises MADV_HUGEPAGE. An existing object of the same name
- * is -EEXIST. On failure nothing is left behind. Any thread. */
+/* Creates, sizes, maps and populates (MADV_POPULATE_WRITE by `threads` threads; 1 for small ones) a segment, so that a
+ * full /dev/shm or cgroup is an error here (ENOSPC/ENOMEM, naming the segment, the bytes wanted, the bytes free and the
+ * remedy) and never a SIGBUS later. `node` >= 0 binds the memory to that NUMA node first. `hugepages` advises
+ * MADV_HUGEPAGE. An existing object of the same name is -EEXIST. On failure nothing is left behind. Any thread. */
 struct segment_options {
     enum segment_kind kind;
     int node; /* -1: no binding */
@@ -51,13 +51,15 @@ struct segment_options {
 int segment_create(const char *instance, const char *part, size_t bytes, const struct segment_options *options,
                    struct segment *ret_segment, struct error *ret_error);
 
-/* Maps an existing segment after checking it. `bytes_expected` 0: whatever the header says (checked against the file's size). */
+/* Maps an existing segment after checking it. `bytes_expected` 0: whatever the header says (checked against the file's
+ * size). */
 int segment_attach(const char *instance, const char *part, enum segment_kind kind, size_t bytes_expected, bool writable,
                    struct segment *ret_segment, struct error *ret_error);
 
 void segment_detach(struct segment *segment);
 
-/* Removes one name (a missing one is fine), or every `/calypte.<instance>.*`. Returns the number removed or negative errno. */
+/* Removes one name (a missing one is fine), or every `/calypte.<instance>.*`. Returns the number removed or negative
+ * errno. */
 int segment_unlink(const char *instance, const char *part);
 int segment_unlink_all(const char *instance);
 

@@ -15,19 +15,17 @@ static uint64_t holder_bit(uint32_t holder)
 static bool change_allowed(enum slot_state from, enum slot_state to)
 {
     switch (from) {
-    case SLOT_EMPTY:
-        return to == SLOT_LOADING;
-    case SLOT_LOADING:
-        return to == SLOT_READY || to == SLOT_FAILED || to == SLOT_QUARANTINED;
+    case SLOT_EMPTY: return to == SLOT_LOADING;
+    case SLOT_LOADING: return to == SLOT_READY || to == SLOT_FAILED || to == SLOT_QUARANTINED;
     case SLOT_READY:
     case SLOT_FAILED:
-    case SLOT_QUARANTINED:
-        return to == SLOT_EMPTY;
+    case SLOT_QUARANTINED: return to == SLOT_EMPTY;
     }
     return false;
 }
 
-int slot_change(_Atomic uint64_t *word, enum slot_state from, enum slot_state to, uint32_t generation, uint32_t *ret_generation)
+int slot_change(_Atomic uint64_t *word, enum slot_state from, enum slot_state to, uint32_t generation,
+                uint32_t *ret_generation)
 {
     if (!change_allowed(from, to))
         return -EINVAL;
@@ -39,8 +37,10 @@ int slot_change(_Atomic uint64_t *word, enum slot_state from, enum slot_state to
             return -ESTALE;
         if (from == SLOT_READY && slot_pins_of(old))
             return -EBUSY;
-        /* acquire: bytes are written only after the last reader's unpin; release: bytes before READY, error before FAILED. */
-    } while (!atomic_compare_exchange_weak_explicit(word, &old, slot_word(next, to), memory_order_acq_rel, memory_order_relaxed));
+        /* acquire: bytes are written only after the last reader's unpin; release: bytes before READY, error before
+         * FAILED. */
+    } while (!atomic_compare_exchange_weak_explicit(word, &old, slot_word(next, to), memory_order_acq_rel,
+                                                    memory_order_relaxed));
     if (ret_generation)
         *ret_generation = next;
     return 0;
@@ -59,6 +59,7 @@ int slot_pin(_Atomic uint64_t *word, uint32_t generation, uint32_t holder)
 
 void slot_unpin(_Atomic uint64_t *word, uint32_t holder)
 {
-    /* release: the holder's reads of the bytes come before the eviction that this allows */
-    atomic_fetch_and_explicit(word, ~holder_bit(holder), memory_order_release);
+    /* release: the holder's reads of the bytes come before the eviction that this allows. Sequentially consistent,
+     * because the flag `starved` is read after it. */
+    atomic_fetch_and(word, ~holder_bit(holder));
 }

@@ -5,9 +5,9 @@
  *  | generation                       | 0              | pin bit a holder  | state    |
  *  +----------------------------------+----------------+-------------------+----------+
  *
- * The generation is 32 bits and grows at every EMPTY -> LOADING, so that a reference that slept through 4 billion reuses is needed to
- * be fooled. Pins share the word with the state: eviction is one compare-and-swap that needs all pin bits clear, pinning is one that
- * needs READY and the expected generation; there is no moment between them.
+ * The generation is 32 bits and grows at every EMPTY -> LOADING, so that a reference that slept through 4 billion
+ * reuses is needed to be fooled. Pins share the word with the state: eviction is one compare-and-swap that needs all
+ * pin bits clear, pinning is one that needs READY and the expected generation; there is no moment between them.
  *
  *   EMPTY       -> LOADING       iod, when it gives the slot to an expert (generation + 1)
  *   LOADING     -> READY         iod, when every slice is there and verified
@@ -17,8 +17,7 @@
  *   FAILED      -> EMPTY         iod
  *   QUARANTINED -> EMPTY         iod, once the predecessor's lock file is free
  *
- * slot_change() is the only function that changes the state.
- */
+ * slot_change() is the only function that changes the state. */
 #pragma once
 
 #include <stdatomic.h>
@@ -55,12 +54,14 @@ static inline uint32_t slot_pins_of(uint64_t word)
     return (uint32_t)(word >> 4) & 0xffff;
 }
 
-/* Moves the state `from` -> `to` as the table above allows (anything else: -EINVAL). -ESTALE: the word is not `from` with
- * `generation`; -EBUSY: pinned. LOADING -> READY is a release: who then pins (acquire) sees the bytes. For EMPTY -> LOADING
- * `generation` is the old one and *ret_generation the new one (may be NULL). Thread: iod's main. */
-int slot_change(_Atomic uint64_t *word, enum slot_state from, enum slot_state to, uint32_t generation, uint32_t *ret_generation);
+/* Moves the state `from` -> `to` as the table above allows (anything else: -EINVAL). -ESTALE: the word is not `from`
+ * with `generation`; -EBUSY: pinned. LOADING -> READY is a release: who then pins (acquire) sees the bytes. For EMPTY
+ * -> LOADING `generation` is the old one and *ret_generation the new one (may be NULL). Thread: iod's main. */
+int slot_change(_Atomic uint64_t *word, enum slot_state from, enum slot_state to, uint32_t generation,
+                uint32_t *ret_generation);
 
-/* Sets the holder's bit. 0: pinned (or was, by the same holder); -ESTALE: not READY with that generation. Any thread. */
+/* Sets the holder's bit. 0: pinned (or was, by the same holder); -ESTALE: not READY with that generation. Any
+ * thread. */
 int slot_pin(_Atomic uint64_t *word, uint32_t generation, uint32_t holder);
 
 /* Clears the holder's bit; repeatable. Any thread. */

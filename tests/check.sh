@@ -7,7 +7,7 @@
 #   sh tests/check.sh --clang      a build with clang, warnings are errors
 #   sh tests/check.sh --format     every source file as .clang-format has it
 #   sh tests/check.sh --all        all of these
-# What follows the option goes to `meson test`: sh tests/check.sh -- slot ring
+# What follows the option goes to `meson test`: sh tests/check.sh -- test_slot damage
 # Each kind has a build folder of its own below build/ (or $CALYPTE_BUILD). Logs of what failed are printed and stay in its
 # meson-logs/.
 set -eu
@@ -29,14 +29,16 @@ check() {
     fi
 }
 
-# build FOLDER SETUP-ARGUMENTS...; the environment's CC chooses the compiler.
+# build FOLDER TARGETS SETUP-ARGUMENTS...: TARGETS are words, "" for everything; the environment's CC chooses the compiler.
 build() {
     folder=$1
-    shift
+    targets=$2
+    shift 2
     if [ ! -f "$folder/build.ninja" ]; then
         meson setup "$folder" "$top" -Dwerror=true "$@" || return 1
     fi
-    meson compile -C "$folder"
+    # shellcheck disable=SC2086 # a list of words
+    meson compile -C "$folder" $targets
 }
 
 # Runs tests of a build folder and adds up the results, which meson writes one JSON object a line.
@@ -55,44 +57,48 @@ suite() {
     failed=$((failed + bad))
 }
 
-# suite_of FOLDER SETUP-ARGUMENTS... -- TEST-ARGUMENTS...
-suite_of() {
-    folder=$1
-    shift
-    setup=
-    while [ "$1" != -- ]; do
-        setup="$setup $1"
-        shift
-    done
-    shift
-    rm -f "$folder/meson-logs/testlog.json"
-    echo "== build $folder"
-    # shellcheck disable=SC2086 # a list of words
-    if build "$folder" $setup; then
-        suite "$folder" "$@"
-    else
-        echo "== build $folder: failed"
-        failed=$((failed + 1))
-    fi
+# build_suite FOLDER TARGETS SETUP-ARGUMENTS...: a build that fails is a failed check
+build_suite() {
+    rm -f "$1/meson-logs/testlog.json"
+    echo "== build $1"
+    build "$@" && return 0
+    echo "== build $1: failed"
+    failed=$((failed + 1))
+    return 1
 }
 
 plain() {
-    suite_of "$builds/check" --buildtype=debugoptimized -- --timeout-multiplier 1 "$@"
+    if build_suite "$builds/check" '' --buildtype=debugoptimized; then
+        suite "$builds/check" "$@"
+    fi
 }
 
+# What a sanitizer finds in a process that a test has started stands in a file: nobody else would notice it.
 sanitize() {
-    export ASAN_OPTIONS=abort_on_error=1:detect_stack_use_after_return=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-    suite_of "$builds/sanitize" --buildtype=debugoptimized -Db_sanitize=address,undefined -Dc_args=-fno-sanitize-recover=undefined \
-        -- --timeout-multiplier 4 "$@"
+    reports=$builds/sanitize/reports
+    rm -rf "$reports"
+    mkdir -p "$reports"
+    export ASAN_OPTIONS="abort_on_error=1:detect_stack_use_after_return=1:log_path=$reports/asan"
+    export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1:log_path=$reports/ubsan"
+    if build_suite "$builds/sanitize" '' --buildtype=debugoptimized -Db_sanitize=address,undefined \
+        -Dc_args=-fno-sanitize-recover=undefined; then
+        suite "$builds/sanitize" --timeout-multiplier 4 "$@"
+        check "no sanitizer has reported anything" sh -c '! tail -n 60 "$1"/* 2>/dev/null' sh "$reports"
+    fi
 }
 
+# Threads of one process are what ThreadSanitizer sees; of the protocols between processes these are the tests by threads.
 thread() {
     export TSAN_OPTIONS=halt_on_error=1
-    suite_of "$builds/thread" --buildtype=debugoptimized -Db_sanitize=thread -- --timeout-multiplier 4 --suite thread "$@"
+    programs="test_pool_stress test_ring"
+    if build_suite "$builds/thread" "$programs" --buildtype=debugoptimized -Db_sanitize=thread; then
+        # shellcheck disable=SC2086 # a list of words
+        suite "$builds/thread" --timeout-multiplier 4 $programs
+    fi
 }
 
 with_clang() {
-    CC=clang check "build with clang" build "$builds/clang" --buildtype=debugoptimized
+    CC=clang check "build with clang" build "$builds/clang" '' --buildtype=debugoptimized
 }
 
 format() {
@@ -120,7 +126,7 @@ esac
 case $mode in
     plain) plain "$@" ;;
     sanitize) sanitize "$@" ;;
-    thread) thread "$@" ;;
+    thread) thread ;;
     clang) with_clang ;;
     format) format ;;
     all)

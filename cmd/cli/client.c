@@ -17,8 +17,8 @@ int client_open(const struct instance *instance, const char *file, int interrupt
     char path[108];
     *ret_client = (struct client){.interrupt_fd = interrupt_fd, .server = instance->name};
     if (!instance_alive(instance))
-        return error_set(ret_error, ENOENT, "no instance %s is running: start it with `calypte up MODEL -n %s`", instance->name,
-                         instance->name);
+        return error_set(ret_error, ENOENT, "no instance %s is running: start it with `calypte up MODEL -n %s`",
+                         instance->name, instance->name);
     instance_path(instance, file, path);
     int status = channel_dial(CHANNEL_REQ, path, &ret_client->channel, ret_error);
     /* The process behind the socket may be on its way back: its supervisor lives. */
@@ -47,13 +47,16 @@ static int check_answer(const struct client *client, const json_t *answer, struc
     if (json_is_true(json_object_get(answer, "ok")))
         return 0;
     const json_t *error = json_object_get(answer, "error");
-    const char *code = json_string_value(json_object_get(error, "code")), *message = json_string_value(json_object_get(error, "message"));
+    const char *code = json_string_value(json_object_get(error, "code")),
+               *message = json_string_value(json_object_get(error, "message"));
     const char *field = json_string_value(json_object_get(error, "field"));
-    return error_set(ret_error, EREMOTEIO, "%s: %s%s%s%s", code ? code : "error", message ? message : "no reason was given",
-                     field ? " (" : "", field ? field : "", field ? ")" : "");
+    return error_set(ret_error, EREMOTEIO, "%s: %s%s%s%s", code ? code : "error",
+                     message ? message : "no reason was given", field ? " (" : "", field ? field : "",
+                     field ? ")" : "");
 }
 
-/* A server that dies does not make the descriptor readable; only an attempt to receive says so: hence one now and then. */
+/* A server that dies does not make the descriptor readable; only an attempt to receive says so: hence one now and
+ * then. */
 static int receive(struct client *client, int timeout_ms, void **ret_bytes, size_t *ret_size, struct error *ret_error)
 {
     for (int waited = 0; timeout_ms < 0 || waited < timeout_ms; waited += LOOK_MS) {
@@ -61,8 +64,8 @@ static int receive(struct client *client, int timeout_ms, void **ret_bytes, size
             return error_set(ret_error, EINTR, "interrupted");
         int status = channel_receive(client->channel, 0, ret_bytes, ret_size, ret_error);
         if (status == -ECONNRESET)
-            return error_set(ret_error, ECONNRESET, "instance %s: the process that worked on this request ended; ask again",
-                             client->server);
+            return error_set(ret_error, ECONNRESET,
+                             "instance %s: the process that worked on this request ended; ask again", client->server);
         if (status != -EAGAIN && status != -ETIMEDOUT)
             return status ? error_prefix(ret_error, status, "instance %s", client->server) : 0;
     }

@@ -8,19 +8,22 @@
 
 struct client {
     struct channel *channel;
-    int interrupt_fd; /* -1: signals have their default effect */
+    int interrupt_fd;   /* -1: signals have their default effect */
     const char *server; /* for messages: "instance default" */
 };
 
-/* Dials `file` in the instance's folder, and waits a while for a server that is being restarted. -ENOENT: no such instance runs;
+/* Dials `file` in the instance's folder, and waits a while for a server that is being restarted. -ENOENT: no such
+ * instance runs;
  * -EINTR: a signal came. */
 int client_open(const struct instance *instance, const char *file, int interrupt_fd, struct client *ret_client,
                 struct error *ret_error);
 void client_close(struct client *client);
 
-/* Sends `request` (whose reference it takes over) and waits for the answer, at most `timeout_ms` (negative: no limit). An answer with
- * "ok": false becomes -EREMOTEIO and its message. -EINTR: a signal came; the request may be repeated or replaced by another. */
+/* Sends `request` (whose reference it takes over) and waits for the answer, at most `timeout_ms` (negative: no limit).
+ * An answer with "ok": false becomes -EREMOTEIO and its message. -EINTR: a signal came; the request may be repeated or
+ * replaced by another. */
 int client_call(struct client *client, json_t *request, int timeout_ms, json_t **ret_answer, struct error *ret_error);
 
 /* One request to the supervisor of a live instance. */
-int client_ask_supervisor(const struct instance *instance, const char *op, json_t **ret_answer, struct error *ret_error);
+int client_ask_supervisor(const struct instance *instance, const char *op, json_t **ret_answer,
+                          struct error *ret_error);

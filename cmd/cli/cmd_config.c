@@ -14,8 +14,10 @@ static const struct flag flags[] = {
 static const struct command_line line = {
     .command = "config",
     .operands = "",
-    .summary = "Lists all settings as they would be used now, with value and origin. The output can be used as calypte.conf.",
-    .details = "Files are read in this order, a later one wins: /etc/calypte/calypte.conf, $XDG_CONFIG_HOME/calypte/calypte.conf\n"
+    .summary =
+        "Lists all settings as they would be used now, with value and origin. The output can be used as calypte.conf.",
+    .details = "Files are read in this order, a later one wins: /etc/calypte/calypte.conf, "
+               "$XDG_CONFIG_HOME/calypte/calypte.conf\n"
                "(~/.config/calypte/calypte.conf without it), --config FILE.",
     .flags = flags,
     .settings = true,

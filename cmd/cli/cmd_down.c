@@ -36,8 +36,8 @@ static int await_end(const struct instance *instance, pid_t pid, struct error *r
             ;
     if (!instance_alive(instance))
         return 0;
-    return error_set(ret_error, ETIMEDOUT, "instance %s does not end: kill -9 %d, then `calypte down -n %s` again", instance->name, pid,
-                     instance->name);
+    return error_set(ret_error, ETIMEDOUT, "instance %s does not end: kill -9 %d, then `calypte down -n %s` again",
+                     instance->name, pid, instance->name);
 }
 
 /* What a dead instance left is removed under its lock. -ENOENT: there was nothing. */

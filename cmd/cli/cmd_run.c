@@ -31,25 +31,30 @@ enum {
 
 static const struct flag flags[] = {
     [FLAG_NAME] = {"--name", "-n", "NAME", "ask this running instance (without MODEL and -n: default)"},
-    [FLAG_TOKENS] = {"--tokens", NULL, "FILE", "the prompt as decimal token ids separated by white space (-: standard input)"},
+    [FLAG_TOKENS] = {"--tokens", NULL, "FILE",
+                     "the prompt as decimal token ids separated by white space (-: standard input)"},
     [FLAG_JSON] = {"--json", NULL, NULL, "print the whole answer object when it is complete"},
     [FLAG_RAW] = {"--raw", NULL, NULL, "no chat template: the model goes on with the text"},
     [FLAG_SYSTEM] = {"--system", NULL, "TEXT", "a system message before the prompt"},
     [FLAG_MAX_TOKENS] = {"--max-tokens", NULL, "N", "most tokens of the answer (default: what the context leaves)"},
-    [FLAG_TEMPERATURE] = {"--temperature", NULL, "T", "0: always the likeliest token (default); 1: as likely as the model says"},
+    [FLAG_TEMPERATURE] = {"--temperature", NULL, "T",
+                          "0: always the likeliest token (default); 1: as likely as the model says"},
     [FLAG_TOP_P] = {"--top-p", NULL, "P", "choose among the likeliest tokens that have this probability together"},
     [FLAG_SEED] = {"--seed", NULL, "N", "the same seed gives the same text"},
     [FLAG_STOP] = {"--stop", NULL, "TEXT", "end the answer before this text (repeatable)"},
     [FLAG_THINK] = {"--think", NULL, "HOW", "off (default), on, or an effort, where the model has it"},
-    [FLAG_STATS] = {"--stats", NULL, NULL, "a line on stderr: tokens, tokens a second, hit rate, bytes from disk"},
+    [FLAG_STATS] = {"--stats", NULL, NULL,
+                    "lines on stderr: tokens, tokens a second, hit rate, bytes from disk, where the time went"},
     {NULL, NULL, NULL, NULL},
 };
 
 static const struct command_line line = {
     .command = "run",
     .operands = "[MODEL] PROMPT",
-    .summary = "Answers one prompt. With a MODEL of which no instance runs, one is started for the occasion and stopped after it.",
-    .details = "PROMPT `-` is read from standard input (one newline at its end is dropped, except with --raw). The settings are for an\n"
+    .summary = "Answers one prompt. With a MODEL of which no instance runs, one is started for the occasion and "
+               "stopped after it.",
+    .details = "PROMPT `-` is read from standard input (one newline at its end is dropped, except with --raw). The "
+               "settings are for an\n"
                "instance that this command starts. Ctrl-C ends the answer with exit code 130.\n"
                "Examples: calypte run ~/models/glm \"What is a river?\"\n"
                "          calypte run -n glm --temperature 0.7 --seed 1 - < question.txt",
@@ -75,7 +80,8 @@ static int sort_operands(struct run *run)
         return usage_error("run", "a prompt is missing: calypte run [MODEL] PROMPT");
     if (count > prompts + 1 || (count > prompts && arguments->values[FLAG_NAME]))
         return usage_error("run", "unexpected argument \"%s\": %s", arguments->operands[count - 1],
-                           arguments->values[FLAG_NAME] ? "give MODEL or -n, not both" : "with --tokens there is no PROMPT");
+                           arguments->values[FLAG_NAME] ? "give MODEL or -n, not both"
+                                                        : "with --tokens there is no PROMPT");
     run->model = count > prompts ? arguments->operands[0] : NULL;
     run->prompt = prompts ? arguments->operands[count - 1] : NULL;
     if (!run->prompt || run->model || arguments->values[FLAG_NAME])
@@ -115,7 +121,8 @@ static int make_request(const struct run *run, json_t **ret_request)
     double temperature = 0, top_p = 1;
     struct error error;
     if (arguments_integer(arguments, FLAG_MAX_TOKENS, 1, INT32_MAX, &max_tokens) ||
-        arguments_integer(arguments, FLAG_SEED, 0, INT64_MAX, &seed) || arguments_real(arguments, FLAG_TEMPERATURE, 0, 100, &temperature) ||
+        arguments_integer(arguments, FLAG_SEED, 0, INT64_MAX, &seed) ||
+        arguments_real(arguments, FLAG_TEMPERATURE, 0, 100, &temperature) ||
         arguments_real(arguments, FLAG_TOP_P, 0, 1, &top_p))
         return EXIT_USAGE;
     json_t *request = json_pack("{s:s}", "op", "submit"), *stops = json_array();
@@ -147,8 +154,8 @@ static int make_request(const struct run *run, json_t **ret_request)
     return 0;
 }
 
-/* Adds a piece to the whole answer, and prints it unless the answer is wanted as JSON. Ids stand for text that the model has no
- * tokenizer for. Returns 0, or -EPIPE when nobody reads. */
+/* Adds a piece to the whole answer, and prints it unless the answer is wanted as JSON. Ids stand for text that the
+ * model has no tokenizer for. Returns 0, or -EPIPE when nobody reads. */
 static int take_piece(const struct run *run, json_t *whole, const json_t *piece)
 {
     const json_t *text = json_object_get(piece, "text");
@@ -168,22 +175,45 @@ static int take_piece(const struct run *run, json_t *whole, const json_t *piece)
     } else if (!run->arguments.values[FLAG_JSON]) {
         size_t index;
         json_t *id;
-        json_array_foreach(json_object_get(piece, "tokens"), index, id)
+        json_array_foreach (json_object_get(piece, "tokens"), index, id)
             printf("%s%" JSON_INTEGER_FORMAT, json_array_size(tokens) + index ? " " : "", json_integer_value(id));
     }
     json_array_extend(tokens, json_object_get(piece, "tokens"));
     return fflush(stdout) ? -EPIPE : 0;
 }
 
+/* Where the time of the steps went, in milliseconds a step; parts that took none are left out. */
+static void print_parts(const json_t *timing)
+{
+    const char *name;
+    json_t *seconds, *parts = json_object_get(timing, "parts");
+    double steps = json_number_value(json_object_get(timing, "steps"));
+    if (steps <= 0)
+        return;
+    fprintf(stderr, "%.0f steps of %.3f ms:", steps,
+            1e3 * json_number_value(json_object_get(timing, "steps_s")) / steps);
+    json_object_foreach (parts, name, seconds)
+        if (json_number_value(seconds) > 0)
+            fprintf(stderr, " %.*s %.3f,", (int)strcspn(name, "_"), name, 1e3 * json_number_value(seconds) / steps);
+    fprintf(stderr, " of it matmul %.3f; front %.3f between steps\n",
+            1e3 * json_number_value(json_object_get(timing, "matmul_s")) / steps,
+            1e3 * json_number_value(json_object_get(timing, "front_s")) / steps);
+}
+
 static void print_stats(const json_t *answer)
 {
     const json_t *usage = json_object_get(answer, "usage"), *timing = json_object_get(answer, "timing");
-    fprintf(stderr, "prompt %" JSON_INTEGER_FORMAT " tokens, %.1f tok/s; answer %" JSON_INTEGER_FORMAT
+    fprintf(stderr,
+            "prompt %" JSON_INTEGER_FORMAT " tokens, %.1f tok/s; answer %" JSON_INTEGER_FORMAT
             " tokens, %.1f tok/s; first token after %.3f s; hit rate %.1f %%; disk %" JSON_INTEGER_FORMAT " bytes\n",
-            json_integer_value(json_object_get(usage, "prompt")), json_number_value(json_object_get(timing, "prompt_tokens_per_s")),
-            json_integer_value(json_object_get(usage, "answer")), json_number_value(json_object_get(timing, "answer_tokens_per_s")),
-            json_number_value(json_object_get(timing, "first_token_s")), 100 * json_number_value(json_object_get(timing, "hit_rate")),
+            json_integer_value(json_object_get(usage, "prompt")),
+            json_number_value(json_object_get(timing, "prompt_tokens_per_s")),
+            json_integer_value(json_object_get(usage, "answer")),
+            json_number_value(json_object_get(timing, "answer_tokens_per_s")),
+            json_number_value(json_object_get(timing, "first_token_s")),
+            100 * json_number_value(json_object_get(timing, "hit_rate")),
             json_integer_value(json_object_get(timing, "disk_bytes")));
+    print_parts(timing);
 }
 
 /* Takes piece after piece until the answer is done. */
@@ -217,8 +247,10 @@ static int ask(const struct run *run, struct client *client, json_t *request, st
         return status;
     }
     const char *id = json_string_value(json_object_get(submitted, "id"));
-    status = id ? stream(run, client, id, whole, ret_error) : error_set(ret_error, EBADMSG, "the instance gave the request no id");
-    if (status && id && status != -EREMOTEIO && status != -ECONNRESET) { /* interrupted, or nobody reads: nobody wants the rest */
+    status = id ? stream(run, client, id, whole, ret_error)
+                : error_set(ret_error, EBADMSG, "the instance gave the request no id");
+    if (status && id && status != -EREMOTEIO &&
+        status != -ECONNRESET) { /* interrupted, or nobody reads: nobody wants the rest */
         json_t *cancelled = NULL;
         client->interrupt_fd = -1;
         client_call(client, json_pack("{s:s, s:s}", "op", "cancel", "id", id), CANCEL_MS, &cancelled, NULL);
@@ -255,7 +287,8 @@ int cmd_run(int argc, char **argv)
         return code;
     _cleanup_close_ int interrupt_fd = interrupt_open();
     run.interrupt_fd = interrupt_fd;
-    int status = target_open(run.model, run.arguments.values[FLAG_NAME], &run.arguments.settings, interrupt_fd, &run.target, &error);
+    int status = target_open(run.model, run.arguments.values[FLAG_NAME], &run.arguments.settings, interrupt_fd,
+                             &run.target, &error);
     if (!status)
         status = client_open(&run.target.instance, "api.ipc", interrupt_fd, &client, &error);
     if (!status)

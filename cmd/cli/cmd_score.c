@@ -17,7 +17,8 @@ static const struct flag flags[] = {
     [FLAG_TEXT] = {"--text", NULL, "FILE", "the text (-: standard input)"},
     [FLAG_TOKENS] = {"--tokens", NULL, "FILE", "decimal token ids separated by white space (-: standard input)"},
     [FLAG_LOGITS] = {"--logits", NULL, "OUT", "write logits [T, vocab] f32; row i is the prediction after token i"},
-    [FLAG_DRAFT_LOGITS] = {"--draft-logits", NULL, "OUT", "write the MTP layer's draft_logits [T-1, vocab] f32; row i predicts token i+2"},
+    [FLAG_DRAFT_LOGITS] = {"--draft-logits", NULL, "OUT",
+                           "write the MTP layer's draft_logits [T-1, vocab] f32; row i predicts token i+2"},
     [FLAG_JSON] = {"--json", NULL, NULL, "print {\"tokens\", \"nll\", \"perplexity\", \"seconds\"}"},
     {NULL, NULL, NULL, NULL},
 };
@@ -41,7 +42,8 @@ static int add_path(json_t *request, const char *field, const char *path, struct
     if (path[0] == '/')
         return json_object_set_new(request, field, json_string(path));
     if (!getcwd(folder, sizeof folder))
-        return error_set(ret_error, errno, "cannot find the current folder: %s; give an absolute path", strerror(errno));
+        return error_set(ret_error, errno, "cannot find the current folder: %s; give an absolute path",
+                         strerror(errno));
     return json_object_set_new(request, field, json_sprintf("%s/%s", folder, path));
 }
 
@@ -85,7 +87,8 @@ static void print_score(json_t *score, bool json)
     }
     printf("%" JSON_INTEGER_FORMAT " tokens scored: nll %.6f a token, perplexity %.4f, in %.2f s\n",
            json_integer_value(json_object_get(score, "tokens")), json_number_value(json_object_get(score, "nll")),
-           json_number_value(json_object_get(score, "perplexity")), json_number_value(json_object_get(score, "seconds")));
+           json_number_value(json_object_get(score, "perplexity")),
+           json_number_value(json_object_get(score, "seconds")));
 }
 
 int cmd_score(int argc, char **argv)
@@ -105,8 +108,8 @@ int cmd_score(int argc, char **argv)
     if (make_request(&arguments, &request, &error))
         return usage_failed("score", "%s", error.text);
     _cleanup_close_ int interrupt_fd = interrupt_open();
-    int status = target_open(arguments.operand_count ? arguments.operands[0] : NULL, arguments.values[FLAG_NAME], &arguments.settings,
-                             interrupt_fd, &target, &error);
+    int status = target_open(arguments.operand_count ? arguments.operands[0] : NULL, arguments.values[FLAG_NAME],
+                             &arguments.settings, interrupt_fd, &target, &error);
     if (!status)
         status = client_open(&target.instance, "api.ipc", interrupt_fd, &client, &error);
     if (!status)

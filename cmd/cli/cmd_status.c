@@ -17,7 +17,8 @@ static const struct command_line line = {
     .command = "status",
     .operands = "",
     .summary = "Processes, pool, disk and speed of a running instance.",
-    .details = "In the JSON, `cpu` is in seconds of CPU time since the process started, `rss` in bytes (shared memory included), `cores`\n"
+    .details = "In the JSON, `cpu` is in seconds of CPU time since the process started, `rss` in bytes (shared memory "
+               "included), `cores`\n"
                "are those a worker's threads are pinned to, and `node` is its memory node (null: not bound).",
     .flags = flags,
 };
@@ -41,11 +42,13 @@ static void format_cores(const json_t *cores, char *ret_text, size_t size)
     for (size_t i = 0; i < count && used + 16 < size;) {
         size_t last = i;
         json_int_t first_core = json_integer_value(json_array_get(cores, i));
-        while (last + 1 < count && json_integer_value(json_array_get(cores, last + 1)) == first_core + (json_int_t)(last + 1 - i))
+        while (last + 1 < count &&
+               json_integer_value(json_array_get(cores, last + 1)) == first_core + (json_int_t)(last + 1 - i))
             last++;
         used += (size_t)snprintf(ret_text + used, size - used, "%s%" JSON_INTEGER_FORMAT, i ? "," : "", first_core);
         if (last > i && used + 16 < size)
-            used += (size_t)snprintf(ret_text + used, size - used, "-%" JSON_INTEGER_FORMAT, first_core + (json_int_t)(last - i));
+            used += (size_t)snprintf(ret_text + used, size - used, "-%" JSON_INTEGER_FORMAT,
+                                     first_core + (json_int_t)(last - i));
         i = last + 1;
     }
 }
@@ -54,9 +57,9 @@ static void print_processes(const json_t *processes)
 {
     size_t index;
     json_t *process;
-    printf("%-20s %8s %-10s %4s %-12s %9s %10s %8s\n", "PROCESS", "PID", "STATE", "NODE", "CORES", "CPU s", "RSS MiB", "RESTARTS");
-    json_array_foreach(processes, index, process)
-    {
+    printf("%-20s %8s %-10s %4s %-12s %9s %10s %8s\n", "PROCESS", "PID", "STATE", "NODE", "CORES", "CPU s", "RSS MiB",
+           "RESTARTS");
+    json_array_foreach (processes, index, process) {
         char name[40], node[24] = "-", cores[64];
         const json_t *worker = json_object_get(process, "index"), *on = json_object_get(process, "node");
         if (worker)
@@ -66,9 +69,10 @@ static void print_processes(const json_t *processes)
         if (json_is_integer(on))
             snprintf(node, sizeof node, "%" JSON_INTEGER_FORMAT, json_integer_value(on));
         format_cores(json_object_get(process, "cores"), cores, sizeof cores);
-        printf("%-20s %8" JSON_INTEGER_FORMAT " %-10s %4s %-12s %9.2f %10.1f %8" JSON_INTEGER_FORMAT "\n", name, number(process, "pid"),
-               text(process, "state"), node, cores, json_real_value(json_object_get(process, "cpu")),
-               (double)number(process, "rss") / (1 << 20), number(process, "restarts"));
+        printf("%-20s %8" JSON_INTEGER_FORMAT " %-10s %4s %-12s %9.2f %10.1f %8" JSON_INTEGER_FORMAT "\n", name,
+               number(process, "pid"), text(process, "state"), node, cores,
+               json_real_value(json_object_get(process, "cpu")), (double)number(process, "rss") / (1 << 20),
+               number(process, "restarts"));
     }
 }
 
@@ -80,18 +84,24 @@ static void print_status(const json_t *status)
     printf("instance %s: %s, %s, up %.0f s\n\n", text(status, "instance"), text(status, "state"), text(status, "model"),
            json_number_value(json_object_get(status, "uptime_s")));
     print_processes(json_object_get(status, "processes"));
-    printf("\npool      %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT " slots filled (%" JSON_INTEGER_FORMAT " experts, %.1f MiB), hits %"
-           JSON_INTEGER_FORMAT ", misses %" JSON_INTEGER_FORMAT " (hit rate %.1f %%), evictions %" JSON_INTEGER_FORMAT "\n",
-           number(pool, "filled"), number(pool, "slots"), number(pool, "experts"), (double)number(pool, "bytes") / (1 << 20), hits,
-           number(pool, "misses"), uses ? 100.0 * (double)hits / (double)uses : 0.0, number(pool, "evictions"));
-    printf("disk      %.1f MiB of experts in %" JSON_INTEGER_FORMAT " reads (%s%s), %" JSON_INTEGER_FORMAT " us a read, failures %"
-           JSON_INTEGER_FORMAT "\n", (double)number(disk, "bytes") / (1 << 20), number(disk, "reads"), text(disk, "method"),
-           json_is_true(json_object_get(disk, "direct")) ? ", O_DIRECT" : "", number(disk, "latency_us"), number(disk, "failures"));
-    printf("tokens    prompt %" JSON_INTEGER_FORMAT " (%.1f a second), answer %" JSON_INTEGER_FORMAT " (%.1f a second)\n",
+    printf("\npool      %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT " slots filled (%" JSON_INTEGER_FORMAT
+           " experts, %.1f MiB), hits %" JSON_INTEGER_FORMAT ", misses %" JSON_INTEGER_FORMAT
+           " (hit rate %.1f %%), evictions %" JSON_INTEGER_FORMAT "\n",
+           number(pool, "filled"), number(pool, "slots"), number(pool, "experts"),
+           (double)number(pool, "bytes") / (1 << 20), hits, number(pool, "misses"),
+           uses ? 100.0 * (double)hits / (double)uses : 0.0, number(pool, "evictions"));
+    printf("disk      %.1f MiB of experts in %" JSON_INTEGER_FORMAT " reads (%s%s), %" JSON_INTEGER_FORMAT
+           " us a read, failures %" JSON_INTEGER_FORMAT "\n",
+           (double)number(disk, "bytes") / (1 << 20), number(disk, "reads"), text(disk, "method"),
+           json_is_true(json_object_get(disk, "direct")) ? ", O_DIRECT" : "", number(disk, "latency_us"),
+           number(disk, "failures"));
+    printf("tokens    prompt %" JSON_INTEGER_FORMAT " (%.1f a second), answer %" JSON_INTEGER_FORMAT
+           " (%.1f a second)\n",
            number(tokens, "prompt"), json_real_value(json_object_get(tokens, "prompt_per_s")), number(tokens, "answer"),
            json_real_value(json_object_get(tokens, "answer_per_s")));
-    printf("requests  answered %" JSON_INTEGER_FORMAT ", failed %" JSON_INTEGER_FORMAT ", running %" JSON_INTEGER_FORMAT ", queued %"
-           JSON_INTEGER_FORMAT "\n", number(requests, "answered"), number(requests, "failed"), number(requests, "running"),
+    printf("requests  answered %" JSON_INTEGER_FORMAT ", failed %" JSON_INTEGER_FORMAT ", running %" JSON_INTEGER_FORMAT
+           ", queued %" JSON_INTEGER_FORMAT "\n",
+           number(requests, "answered"), number(requests, "failed"), number(requests, "running"),
            number(requests, "queued"));
 }
 

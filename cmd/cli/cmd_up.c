@@ -13,7 +13,8 @@ enum { FLAG_NAME, FLAG_FOREGROUND, FLAG_JSON };
 
 static const struct flag flags[] = {
     [FLAG_NAME] = {"--name", "-n", "NAME", "the instance's name (default: default)"},
-    [FLAG_FOREGROUND] = {"--foreground", NULL, NULL, "stay in the foreground; messages on stderr, Ctrl-C stops the instance"},
+    [FLAG_FOREGROUND] = {"--foreground", NULL, NULL,
+                         "stay in the foreground; messages on stderr, Ctrl-C stops the instance"},
     [FLAG_JSON] = {"--json", NULL, NULL, "print the instance's status as JSON when it can answer"},
     {NULL, NULL, NULL, NULL},
 };
@@ -21,7 +22,8 @@ static const struct flag flags[] = {
 static const struct command_line line = {
     .command = "up",
     .operands = "MODEL",
-    .summary = "Starts an instance of a container: supervisor, iod, workers, front. Returns when the instance can answer.",
+    .summary =
+        "Starts an instance of a container: supervisor, iod, workers, front. Returns when the instance can answer.",
     .details = "Example: calypte up ~/models/glm -n glm --pool 80% && calypte run -n glm \"What is a river?\"",
     .flags = flags,
     .settings = true,
@@ -41,10 +43,12 @@ static int report(const struct instance *instance, bool json)
     } else {
         json_int_t workers = json_integer_value(json_object_get(status, "workers"));
         const json_t *pool = json_object_get(status, "pool");
-        printf("instance %s is up: %s, %" JSON_INTEGER_FORMAT " worker%s x %" JSON_INTEGER_FORMAT " threads, pool of %" JSON_INTEGER_FORMAT
-               " of %" JSON_INTEGER_FORMAT " experts\n", instance->name, json_string_value(json_object_get(status, "model")), workers,
-               workers == 1 ? "" : "s", json_integer_value(json_object_get(status, "threads")),
-               json_integer_value(json_object_get(pool, "slots")), json_integer_value(json_object_get(pool, "experts")));
+        printf("instance %s is up: %s, %" JSON_INTEGER_FORMAT " worker%s x %" JSON_INTEGER_FORMAT
+               " threads, pool of %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT " experts\n",
+               instance->name, json_string_value(json_object_get(status, "model")), workers, workers == 1 ? "" : "s",
+               json_integer_value(json_object_get(status, "threads")),
+               json_integer_value(json_object_get(pool, "slots")),
+               json_integer_value(json_object_get(pool, "experts")));
     }
     json_decref(status);
     return EXIT_DONE;
@@ -62,7 +66,8 @@ int cmd_up(int argc, char **argv)
         return usage_error("up", "%s", error.text);
     _cleanup_free_ char *path = realpath(arguments.operands[0], NULL);
     if (!path)
-        return usage_failed("up", "model %s: %s; give the folder that `calypte convert` made", arguments.operands[0], strerror(errno));
+        return usage_failed("up", "model %s: %s; give the folder that `calypte convert` made", arguments.operands[0],
+                            strerror(errno));
     instance_sweep(INSTANCE_PRIVATE_PREFIX, &error);
     struct launch launch = {.instance = instance.name, .container = path, .settings = &arguments.settings};
     if (arguments.values[FLAG_FOREGROUND]) {

@@ -10,6 +10,7 @@ enum {
     EXIT_INTERRUPTED = 130,
 };
 
+int cmd_bench(int argc, char **argv);
 int cmd_config(int argc, char **argv);
 int cmd_convert(int argc, char **argv);
 int cmd_detokenize(int argc, char **argv);
@@ -18,5 +19,6 @@ int cmd_info(int argc, char **argv);
 int cmd_run(int argc, char **argv);
 int cmd_score(int argc, char **argv);
 int cmd_status(int argc, char **argv);
+int cmd_synth(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_up(int argc, char **argv);

@@ -63,8 +63,10 @@ int input_tokens(const char *path, json_t **ret_tokens, struct error *ret_error)
         if (!isdigit((unsigned char)*at) || errno || id > INT32_MAX || (*end && !isspace((unsigned char)*end)) ||
             (!*end && end < bytes + size)) {
             json_decref(tokens);
-            return error_set(ret_error, EINVAL, "%s: \"%.*s\" at byte %td is no token id; decimal ids separated by white space are expected",
-                             shown(path), (int)strcspn(at, " \t\r\n") > 32 ? 32 : (int)strcspn(at, " \t\r\n"), at, at - bytes);
+            return error_set(
+                ret_error, EINVAL,
+                "%s: \"%.*s\" at byte %td is no token id; decimal ids separated by white space are expected",
+                shown(path), (int)strcspn(at, " \t\r\n") > 32 ? 32 : (int)strcspn(at, " \t\r\n"), at, at - bytes);
         }
         json_array_append_new(tokens, json_integer(id));
         at = end;

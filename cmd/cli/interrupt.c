@@ -8,10 +8,12 @@
 int interrupt_open(void)
 {
     sigset_t signals;
+    struct sigaction hangup;
     sigemptyset(&signals);
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGHUP);
+    if (sigaction(SIGHUP, NULL, &hangup) < 0 || hangup.sa_handler != SIG_IGN) /* nohup means what it says */
+        sigaddset(&signals, SIGHUP);
     int fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     if (fd < 0)
         return -errno;

@@ -24,7 +24,8 @@ static void add(struct supervisor_arguments *arguments, const char *text)
     arguments->argv[arguments->count++] = (char *)(uintptr_t)text; /* exec takes char *, and writes to none */
 }
 
-static int fill_arguments(const struct launch *launch, int notify_fd, struct supervisor_arguments *arguments, struct error *ret_error)
+static int fill_arguments(const struct launch *launch, int notify_fd, struct supervisor_arguments *arguments,
+                          struct error *ret_error)
 {
     ssize_t length = readlink("/proc/self/exe", arguments->program, sizeof arguments->program - 1);
     arguments->program[length > 0 ? length : 0] = '\0';
@@ -72,8 +73,8 @@ int launch_exec(const struct launch *launch, struct error *ret_error)
     return cannot_execute(arguments.program, errno, ret_error);
 }
 
-/* In the child, between fork and exec. Its standard output and error are the instance's log soon; until then they are nobody's, so
- * that a pipe of the caller is not held open. */
+/* In the child, between fork and exec. Its standard output and error are the instance's log soon; until then they are
+ * nobody's, so that a pipe of the caller is not held open. */
 static void become_supervisor(const struct supervisor_arguments *arguments, int notify_fd)
 {
     int null = open("/dev/null", O_RDWR);
@@ -81,8 +82,9 @@ static void become_supervisor(const struct supervisor_arguments *arguments, int 
     setsid();
     for (int fd = 0; fd <= 2; fd++)
         dup2(null, fd);
-    if (null > 2)
-        close(null);
+    /* Whatever else the caller had open (a pipe that somebody waits on to end) is not the instance's. */
+    close_range(3, (unsigned)notify_fd - 1, 0);
+    close_range((unsigned)notify_fd + 1, ~0u, 0);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     fcntl(notify_fd, F_SETFD, 0);
@@ -102,7 +104,8 @@ static int await_ready(int notify_fd, int interrupt_fd, struct error *ret_error)
             return error_set(ret_error, EINTR, "interrupted");
         ssize_t count = read(notify_fd, line + length, sizeof line - 1 - length);
         if (count <= 0)
-            return error_set(ret_error, EIO, "the supervisor ended without a word: see the kernel's log (dmesg) for a process that was "
+            return error_set(ret_error, EIO,
+                             "the supervisor ended without a word: see the kernel's log (dmesg) for a process that was "
                              "killed for lack of memory");
         length += (size_t)count;
     }
@@ -117,7 +120,11 @@ int launch_start(const struct launch *launch, int interrupt_fd, pid_t *ret_pid, 
     int fds[2];
     if (pipe2(fds, O_CLOEXEC) < 0)
         return error_set(ret_error, errno, "cannot make a pipe: %s", strerror(errno));
-    _cleanup_close_ int read_fd = fds[0], write_fd = fds[1];
+    /* Not 0 to 2, which the supervisor uses otherwise, even if the caller has closed them. */
+    _cleanup_close_ int read_fd = fds[0], low_fd = fds[1], write_fd = fcntl(low_fd, F_DUPFD_CLOEXEC, 3);
+    if (write_fd < 0)
+        return error_set(ret_error, errno, "cannot make a pipe: %s", strerror(errno));
+    close(take_fd(low_fd));
     struct supervisor_arguments arguments = {.count = 0};
     int status = fill_arguments(launch, write_fd, &arguments, ret_error);
     if (status)

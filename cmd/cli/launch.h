@@ -10,13 +10,14 @@
 struct launch {
     const char *instance, *container; /* container: an absolute path */
     const struct settings *settings;
-    bool private;                     /* the instance ends with this process */
+    bool private; /* the instance ends with this process */
 };
 
 /* Becomes the supervisor, in the foreground. Returns only on failure. */
 int launch_exec(const struct launch *launch, struct error *ret_error);
 
-/* Starts the supervisor in a session of its own and waits until the instance can answer. 0 and *ret_pid, a child of this process;
+/* Starts the supervisor in a session of its own and waits until the instance can answer. 0 and *ret_pid, a child of
+ * this process;
  * -EINTR: a signal came first (interrupt.h), and the instance has been stopped; else the line with which it failed. */
 int launch_start(const struct launch *launch, int interrupt_fd, pid_t *ret_pid, struct error *ret_error);
 

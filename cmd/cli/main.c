@@ -12,6 +12,7 @@ struct command {
 
 static const struct command commands[] = {
     {"convert", "Hugging Face folder -> Calypte container", cmd_convert},
+    {"synth", "a container of random weights with a real model's shapes", cmd_synth},
     {"info", "what a container holds", cmd_info},
     {"up", "start an instance", cmd_up},
     {"down", "stop an instance", cmd_down},
@@ -20,6 +21,7 @@ static const struct command commands[] = {
     {"score", "perplexity of a text", cmd_score},
     {"tokenize", "text -> ids", cmd_tokenize},
     {"detokenize", "ids -> text", cmd_detokenize},
+    {"bench", "figures of this machine beside its limits", cmd_bench},
     {"config", "all settings with value and origin", cmd_config},
 };
 
@@ -31,7 +33,8 @@ static int print_help(FILE *file)
                   "usage: calypte COMMAND [ARGUMENTS]\n\nCommands:\n");
     for (size_t i = 0; i < COMMANDS; i++)
         fprintf(file, "  %-12s %s\n", commands[i].name, commands[i].summary);
-    fprintf(file, "\n`calypte COMMAND --help` says more. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.\n");
+    fprintf(file,
+            "\n`calypte COMMAND --help` says more. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.\n");
     return EXIT_DONE;
 }
 

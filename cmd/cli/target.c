@@ -15,8 +15,8 @@ struct search {
     struct instance found;
 };
 
-/* True if the running instance serves a command with these settings: it has the value of each that was given (flag, environment,
- * file), and a context that is long enough. Settings left to their defaults are the instance's affair. */
+/* True if the running instance serves a command with these settings: it has the value of each that was given (flag,
+ * environment, file), and a context that is long enough. Settings left to their defaults are the instance's affair. */
 static bool settings_fit(const json_t *status, const struct settings *ours)
 {
     const json_t *theirs = json_object_get(status, "settings");
@@ -25,7 +25,8 @@ static bool settings_fit(const json_t *status, const struct settings *ours)
         if (ours->values[s].source == SOURCE_DEFAULT)
             continue;
         if (s == SETTING_CONTEXT) {
-            if (json_integer_value(json_object_get(status, "context")) < (json_int_t)settings_number(ours, SETTING_CONTEXT))
+            if (json_integer_value(json_object_get(status, "context")) <
+                (json_int_t)settings_number(ours, SETTING_CONTEXT))
                 return false;
         } else if (!text || strcmp(text, settings_text(ours, (enum setting)s)))
             return false;
@@ -38,12 +39,13 @@ static int is_match(const struct instance *instance, void *context)
     struct search *search = context;
     struct error ignored;
     json_t *status = NULL;
-    if (!strncmp(instance->name, INSTANCE_PRIVATE_PREFIX, strlen(INSTANCE_PRIVATE_PREFIX)) || !instance_alive(instance) ||
-        client_ask_supervisor(instance, "status", &status, &ignored))
+    if (!strncmp(instance->name, INSTANCE_PRIVATE_PREFIX, strlen(INSTANCE_PRIVATE_PREFIX)) ||
+        !instance_alive(instance) || client_ask_supervisor(instance, "status", &status, &ignored))
         return 0;
-    const char *identity = json_string_value(json_object_get(status, "identity")), *state = json_string_value(json_object_get(status, "state"));
-    bool match = identity && !strcmp(identity, search->identity) && state && (!strcmp(state, "serving") || !strcmp(state, "recovering")) &&
-                 settings_fit(status, search->settings);
+    const char *identity = json_string_value(json_object_get(status, "identity")),
+               *state = json_string_value(json_object_get(status, "state"));
+    bool match = identity && !strcmp(identity, search->identity) && state &&
+                 (!strcmp(state, "serving") || !strcmp(state, "recovering")) && settings_fit(status, search->settings);
     json_decref(status);
     if (match)
         search->found = *instance;
@@ -58,19 +60,21 @@ static int start_private(const char *path, const struct settings *settings, int 
     int status = instance_find(name, &target->instance, ret_error);
     if (status)
         return status;
-    struct launch launch = {.instance = target->instance.name, .container = path, .settings = settings, .private = true};
+    struct launch launch = {
+        .instance = target->instance.name, .container = path, .settings = settings, .private = true};
     return launch_start(&launch, interrupt_fd, &target->private_pid, ret_error);
 }
 
-int target_open(const char *model, const char *name, const struct settings *settings, int interrupt_fd, struct target *ret_target,
-                struct error *ret_error)
+int target_open(const char *model, const char *name, const struct settings *settings, int interrupt_fd,
+                struct target *ret_target, struct error *ret_error)
 {
     *ret_target = (struct target){.private_pid = 0};
     if (!model)
         return instance_find(name ? name : "default", &ret_target->instance, ret_error);
     _cleanup_free_ char *path = realpath(model, NULL);
     if (!path)
-        return error_set(ret_error, errno, "model %s: %s; give the folder that `calypte convert` made", model, strerror(errno));
+        return error_set(ret_error, errno, "model %s: %s; give the folder that `calypte convert` made", model,
+                         strerror(errno));
     struct container *container;
     int status = container_open(path, &container, ret_error);
     if (status)

@@ -1,5 +1,5 @@
-/* Which instance a request goes to: a named one, one that runs that very container with those settings, or a private one that is
- * started for the occasion and stopped after it. */
+/* Which instance a request goes to: a named one, one that runs that very container with those settings, or a private
+ * one that is started for the occasion and stopped after it. */
 #pragma once
 
 #include "cmd/supervisor/instance.h"
@@ -12,10 +12,11 @@ struct target {
     pid_t private_pid; /* of its supervisor, a child of this process; 0: the instance is not ours */
 };
 
-/* `model` NULL: the instance called `name`, or `default` where that is NULL too. Otherwise an instance of that container (same
- * identity, and the value of every setting that was given) is looked for, and a private one started where there is none. -EINTR: a signal came while it started. */
-int target_open(const char *model, const char *name, const struct settings *settings, int interrupt_fd, struct target *ret_target,
-                struct error *ret_error);
+/* `model` NULL: the instance called `name`, or `default` where that is NULL too. Otherwise an instance of that
+ * container (same identity, and the value of every setting that was given) is looked for, and a private one started
+ * where there is none. -EINTR: a signal came while it started. */
+int target_open(const char *model, const char *name, const struct settings *settings, int interrupt_fd,
+                struct target *ret_target, struct error *ret_error);
 
 /* Stops a private instance; nothing of it is left then. Repeatable. */
 void target_close(struct target *target);

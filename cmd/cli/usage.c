@@ -51,13 +51,14 @@ static void print_help(const struct command_line *line)
     printf("calypte %s%s%s\n%s\n\nFlags:\n", line->command, *line->operands ? " " : "", line->operands, line->summary);
     for (const struct flag *flag = line->flags; flag->name; flag++) {
         char spelling[64];
-        snprintf(spelling, sizeof spelling, "%s%s%s%s%s", flag->alias ? flag->alias : "", flag->alias ? ", " : "", flag->name,
-                 flag->value ? " " : "", flag->value ? flag->value : "");
+        snprintf(spelling, sizeof spelling, "%s%s%s%s%s", flag->alias ? flag->alias : "", flag->alias ? ", " : "",
+                 flag->name, flag->value ? " " : "", flag->value ? flag->value : "");
         printf("  %-26s %s\n", spelling, flag->help);
     }
     printf("  %-26s %s\n", "--help", "this text");
     if (line->settings) {
-        printf("\nSettings (flag over environment CALYPTE_<NAME> over file calypte.conf; `calypte config` lists them):\n");
+        printf(
+            "\nSettings (flag over environment CALYPTE_<NAME> over file calypte.conf; `calypte config` lists them):\n");
         printf("  %-26s %s\n", "--config FILE", "a file of `name = value` lines");
         settings_print_help(stdout);
     }
@@ -150,8 +151,8 @@ static int load_settings(const struct command_line *line, int argc, char **argv,
 static int check_operands(const struct command_line *line, const struct arguments *arguments)
 {
     if (arguments->operand_count > line->most_operands)
-        return usage_error(line->command, "unexpected argument \"%s\": calypte %s %s", arguments->operands[line->most_operands],
-                           line->command, line->operands);
+        return usage_error(line->command, "unexpected argument \"%s\": calypte %s %s",
+                           arguments->operands[line->most_operands], line->command, line->operands);
     if (arguments->operand_count < line->least_operands)
         return usage_error(line->command, "an argument is missing: calypte %s %s", line->command, line->operands);
     return ARGUMENTS_GO_ON;
@@ -188,7 +189,8 @@ int arguments_parse(const struct command_line *line, int argc, char **argv, stru
     return code ? code : check_operands(line, ret_arguments);
 }
 
-int arguments_integer(const struct arguments *arguments, size_t flag, uint64_t least, uint64_t most, uint64_t *ret_number)
+int arguments_integer(const struct arguments *arguments, size_t flag, uint64_t least, uint64_t most,
+                      uint64_t *ret_number)
 {
     const char *text = arguments->values[flag];
     if (!text || !parse_number(text, least, most, ret_number))
@@ -205,8 +207,8 @@ int arguments_real(const struct arguments *arguments, size_t flag, double least,
         return 0;
     double number = strtod(text, &end);
     if (end == text || *end || !isfinite(number) || number < least || number > most)
-        return usage_error(arguments->line->command, "%s cannot be \"%s\": a number from %g to %g", arguments->line->flags[flag].name,
-                           text, least, most);
+        return usage_error(arguments->line->command, "%s cannot be \"%s\": a number from %g to %g",
+                           arguments->line->flags[flag].name, text, least, most);
     *ret_number = number;
     return 0;
 }

@@ -1,5 +1,5 @@
-/* Command lines: flags and operands from a table, --help from the same table, and what every command says to a wrong flag or value:
- * one line that names it and the nearest right one. */
+/* Command lines: flags and operands from a table, --help from the same table, and what every command says to a wrong
+ * flag or value: one line that names it and the nearest right one. */
 #pragma once
 
 #include "proto/settings.h"
@@ -50,10 +50,12 @@ struct arguments {
 
 #define ARGUMENTS_GO_ON (-1)
 
-/* Parses a command's arguments: `--flag value`, `--flag=value`, `-` is an operand, `--` ends the flags. Returns ARGUMENTS_GO_ON, or the
- * exit code with which the command ends now (--help was printed; something was wrong and has been said). */
+/* Parses a command's arguments: `--flag value`, `--flag=value`, `-` is an operand, `--` ends the flags. Returns
+ * ARGUMENTS_GO_ON, or the exit code with which the command ends now (--help was printed; something was wrong and has
+ * been said). */
 int arguments_parse(const struct command_line *line, int argc, char **argv, struct arguments *ret_arguments);
 
 /* Reads flag number `flag` as a number, if it was given: 0, or EXIT_USAGE after saying what is wrong. */
-int arguments_integer(const struct arguments *arguments, size_t flag, uint64_t least, uint64_t most, uint64_t *ret_number);
+int arguments_integer(const struct arguments *arguments, size_t flag, uint64_t least, uint64_t most,
+                      uint64_t *ret_number);
 int arguments_real(const struct arguments *arguments, size_t flag, double least, double most, double *ret_number);

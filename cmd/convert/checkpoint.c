@@ -43,7 +43,8 @@ static int join(const char *folder, const char *name, char **ret_path, struct er
     return 0;
 }
 
-static int read_config(const char *folder, const char *name, bool optional, json_t **ret_object, struct error *ret_error)
+static int read_config(const char *folder, const char *name, bool optional, json_t **ret_object,
+                       struct error *ret_error)
 {
     _cleanup_free_ char *path = NULL;
     int status = join(folder, name, &path, ret_error);
@@ -59,12 +60,8 @@ static bool is_plain_name(const char *name)
 {
     const char *suffix = ".safetensors";
     size_t length = strlen(name), tail = strlen(suffix);
-    return length > tail && length < 256 && name[0] != '.' && !strchr(name, '/') && !strcmp(name + length - tail, suffix);
-}
-
-static int compare_shard(const void *a, const void *b)
-{
-    return strcmp(((const struct shard *)a)->name, ((const struct shard *)b)->name);
+    return length > tail && length < 256 && name[0] != '.' && !strchr(name, '/') &&
+           !strcmp(name + length - tail, suffix);
 }
 
 static int compare_source(const void *a, const void *b)
@@ -105,11 +102,13 @@ static int open_shards(struct checkpoint *checkpoint, json_t *map, struct error 
     size_t count = 0;
     const char *name;
     json_t *value;
-    json_object_foreach(map, name, value) {
+    json_object_foreach (map, name, value) {
         const char *file = json_string_value(value);
         if (!file || !is_plain_name(file))
-            return error_set(ret_error, EINVAL, "%s/%s: tensor %.100s is placed in %.100s, which is not a .safetensors file of this folder",
-                             checkpoint->path, INDEX_NAME, name, file ? file : "something that is not a name");
+            return error_set(
+                ret_error, EINVAL,
+                "%s/%s: tensor %.100s is placed in %.100s, which is not a .safetensors file of this folder",
+                checkpoint->path, INDEX_NAME, name, file ? file : "something that is not a name");
         files[count++] = file;
     }
     if (count > 1)
@@ -127,6 +126,22 @@ static int open_shards(struct checkpoint *checkpoint, json_t *map, struct error 
     return 0;
 }
 
+static const struct shard *find_shard(const struct checkpoint *checkpoint, const char *name)
+{
+    size_t low = 0, high = checkpoint->shard_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(name, checkpoint->shards[middle].name);
+        if (order == 0)
+            return &checkpoint->shards[middle];
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return NULL;
+}
+
 /* The index decides where a tensor is; copies elsewhere are noted. */
 static int place_by_index(struct checkpoint *checkpoint, json_t *map, struct error *ret_error)
 {
@@ -135,14 +150,12 @@ static int place_by_index(struct checkpoint *checkpoint, json_t *map, struct err
     checkpoint->tensors = calloc(json_object_size(map) + 1, sizeof checkpoint->tensors[0]);
     if (!checkpoint->tensors)
         return error_set(ret_error, ENOMEM, "%s/%s: no memory", checkpoint->path, INDEX_NAME);
-    json_object_foreach(map, name, value) {
-        struct shard key = {.name = (char *)(uintptr_t)json_string_value(value)};
-        const struct shard *shard =
-            bsearch(&key, checkpoint->shards, checkpoint->shard_count, sizeof checkpoint->shards[0], compare_shard);
+    json_object_foreach (map, name, value) {
+        const struct shard *shard = find_shard(checkpoint, json_string_value(value));
         const struct tensor *tensor = shard ? safetensors_find(&shard->header, name) : NULL;
         if (!tensor)
-            return error_set(ret_error, EINVAL, "%s/%s: tensor %.120s is missing there, though %s places it there", checkpoint->path,
-                             json_string_value(value), name, INDEX_NAME);
+            return error_set(ret_error, EINVAL, "%s/%s: tensor %.120s is missing there, though %s places it there",
+                             checkpoint->path, json_string_value(value), name, INDEX_NAME);
         checkpoint->tensors[checkpoint->tensor_count++] = (struct source_tensor){.tensor = tensor, .shard = shard};
     }
     for (size_t s = 0; s < checkpoint->shard_count; s++) {
@@ -182,8 +195,8 @@ static int open_single(struct checkpoint *checkpoint, struct error *ret_error)
     struct shard *shard = &checkpoint->shards[0];
     int status = open_shard(checkpoint->path, SINGLE_NAME, shard, ret_error);
     if (status == -ENOENT)
-        return error_set(ret_error, ENOENT, "%s: holds neither %s nor %s: not a Hugging Face checkpoint?", checkpoint->path,
-                         INDEX_NAME, SINGLE_NAME);
+        return error_set(ret_error, ENOENT, "%s: holds neither %s nor %s: not a Hugging Face checkpoint?",
+                         checkpoint->path, INDEX_NAME, SINGLE_NAME);
     if (status < 0)
         return status;
     checkpoint->tensors = calloc(shard->header.count + 1, sizeof checkpoint->tensors[0]);
@@ -270,8 +283,9 @@ static int read_shard(const struct shard *shard, const char *tensor, uint64_t of
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            return error_set(ret_error, got < 0 ? errno : EIO, "%s: tensor %s: cannot read at byte %llu: %s", shard->header.path, tensor,
-                             (unsigned long long)(offset + done), got < 0 ? strerror(errno) : "the file became shorter");
+            return error_set(ret_error, got < 0 ? errno : EIO, "%s: tensor %s: cannot read at byte %llu: %s",
+                             shard->header.path, tensor, (unsigned long long)(offset + done),
+                             got < 0 ? strerror(errno) : "the file became shorter");
         done += (size_t)got;
     }
     return 0;
@@ -286,13 +300,14 @@ static int hash_json(XXH3_state_t *hash, const json_t *object, struct error *ret
     return 0;
 }
 
-static int hash_shard(XXH3_state_t *hash, const struct shard *shard, bool times, uint8_t *sample, struct error *ret_error)
+static int hash_shard(XXH3_state_t *hash, const struct shard *shard, bool times, uint8_t *sample,
+                      struct error *ret_error)
 {
     struct stat facts;
     if (fstat(shard->fd, &facts) < 0)
         return error_set(ret_error, errno, "%s: %s", shard->header.path, strerror(errno));
-    uint64_t numbers[] = {shard->header.file_bytes, shard->header.header_xxh3, times ? (uint64_t)facts.st_mtim.tv_sec : 0,
-                          times ? (uint64_t)facts.st_mtim.tv_nsec : 0};
+    uint64_t numbers[] = {shard->header.file_bytes, shard->header.header_xxh3,
+                          times ? (uint64_t)facts.st_mtim.tv_sec : 0, times ? (uint64_t)facts.st_mtim.tv_nsec : 0};
     XXH3_64bits_update(hash, shard->name, strlen(shard->name) + 1);
     XXH3_64bits_update(hash, numbers, sizeof numbers);
     uint64_t data = shard->header.file_bytes - shard->header.data_offset;
@@ -327,7 +342,9 @@ int checkpoint_fingerprint(const struct checkpoint *checkpoint, bool times, uint
         XXH3_64bits_update(hash, tensor->tensor->name, strlen(tensor->tensor->name) + 1);
         XXH3_64bits_update(hash, tensor->shard->name, strlen(tensor->shard->name) + 1);
     }
-    for (size_t i = 0; status == 0 && i < checkpoint->shard_count; i++)
+    if (checkpoint->synthetic)
+        XXH3_64bits_update(hash, &checkpoint->seed, sizeof checkpoint->seed);
+    for (size_t i = 0; status == 0 && !checkpoint->synthetic && i < checkpoint->shard_count; i++)
         status = hash_shard(hash, &checkpoint->shards[i], times, sample, ret_error);
     if (status == 0)
         *ret_hash = XXH3_64bits_digest(hash);
@@ -353,7 +370,8 @@ static void format_shape(const struct tensor *tensor, char *ret_text, size_t siz
 {
     size_t used = (size_t)snprintf(ret_text, size, "[");
     for (uint32_t i = 0; i < tensor->dims; i++)
-        used += (size_t)snprintf(ret_text + used, size - used, "%s%llu", i ? ", " : "", (unsigned long long)tensor->shape[i]);
+        used += (size_t)snprintf(ret_text + used, size - used, "%s%llu", i ? ", " : "",
+                                 (unsigned long long)tensor->shape[i]);
     snprintf(ret_text + used, size - used, "]");
 }
 
@@ -363,11 +381,12 @@ static int check_shape(const struct source_tensor *source, uint64_t rows, uint64
     char shape[128];
     format_shape(tensor, shape, sizeof shape);
     if (rows == 0 && (tensor->dims != 1 || tensor->shape[0] != columns))
-        return error_set(ret_error, EINVAL, "%s: tensor %s has shape %s, the configuration needs [%llu]", source->shard->header.path,
-                         tensor->name, shape, (unsigned long long)columns);
+        return error_set(ret_error, EINVAL, "%s: tensor %s has shape %s, the configuration needs [%llu]",
+                         source->shard->header.path, tensor->name, shape, (unsigned long long)columns);
     if (rows != 0 && (tensor->dims != 2 || tensor->shape[0] != rows || tensor->shape[1] != columns))
         return error_set(ret_error, EINVAL, "%s: tensor %s has shape %s, the configuration needs [%llu, %llu]",
-                         source->shard->header.path, tensor->name, shape, (unsigned long long)rows, (unsigned long long)columns);
+                         source->shard->header.path, tensor->name, shape, (unsigned long long)rows,
+                         (unsigned long long)columns);
     return 0;
 }
 
@@ -382,8 +401,8 @@ static int check_scale(const struct checkpoint *checkpoint, struct source *sourc
         return error_set(ret_error, EINVAL, "%s: tensor %s is F8_E4M3 but %s is missing", weight->shard->header.path,
                          weight->tensor->name, name);
     if (scale->tensor->dtype != DTYPE_F32 && scale->tensor->dtype != DTYPE_BF16)
-        return error_set(ret_error, EINVAL, "%s: tensor %s has dtype %s, supported are F32 and BF16", scale->shard->header.path, name,
-                         dtype_name(scale->tensor->dtype));
+        return error_set(ret_error, EINVAL, "%s: tensor %s has dtype %s, supported are F32 and BF16",
+                         scale->shard->header.path, name, dtype_name(scale->tensor->dtype));
     scale->used = true;
     source->scale = scale;
     return check_shape(scale, f8_blocks(source->rows), f8_blocks(source->columns), ret_error);
@@ -398,27 +417,25 @@ int source_check(const struct checkpoint *checkpoint, struct source_tensor *weig
     if (status < 0)
         return status;
     switch (weight->tensor->dtype) {
-    case DTYPE_F8_E4M3:
-        return check_scale(checkpoint, ret_source, ret_error);
+    case DTYPE_F8_E4M3: return check_scale(checkpoint, ret_source, ret_error);
     case DTYPE_BF16:
     case DTYPE_F16:
-    case DTYPE_F32:
-        return 0;
+    case DTYPE_F32: return 0;
     case DTYPE_U8:
     case DTYPE_I8:
     case DTYPE_I32:
     case DTYPE_U32:
     case DTYPE_I64:
     case DTYPE_U64:
-    case DTYPE_F64:
-        break;
+    case DTYPE_F64: break;
     }
     return error_set(ret_error, EINVAL, "%s: tensor %s has dtype %s, supported are BF16, F16, F32 and F8_E4M3",
                      weight->shard->header.path, weight->tensor->name, dtype_name(weight->tensor->dtype));
 }
 
 /* `count` stored values to f32. F8 values are scaled by the caller. */
-static void decode(const struct source *source, enum tensor_dtype dtype, const uint8_t *raw, size_t count, float *ret_values)
+static void decode(const struct source *source, enum tensor_dtype dtype, const uint8_t *raw, size_t count,
+                   float *ret_values)
 {
     for (size_t i = 0; i < count; i++) {
         uint16_t half;
@@ -453,7 +470,8 @@ static bool all_finite(const float *values, size_t count)
 
 static int refuse_not_finite(const struct source_tensor *source, struct error *ret_error)
 {
-    return error_set(ret_error, EINVAL, "%s: tensor %s holds a NaN or an infinity: the checkpoint is damaged, fetch it again",
+    return error_set(ret_error, EINVAL,
+                     "%s: tensor %s holds a NaN or an infinity: the checkpoint is damaged, fetch it again",
                      source->shard->header.path, source->tensor->name);
 }
 
@@ -497,10 +515,11 @@ int source_read(struct source *source, uint64_t first, uint64_t count, float *re
         source->raw = malloc(bytes);
         source->raw_bytes = source->raw ? bytes : 0;
         if (!source->raw)
-            return error_set(ret_error, ENOMEM, "%s: tensor %s: no memory for %zu bytes", source->weight->shard->header.path,
-                             weight->name, bytes);
+            return error_set(ret_error, ENOMEM, "%s: tensor %s: no memory for %zu bytes",
+                             source->weight->shard->header.path, weight->name, bytes);
     }
-    int status = read_shard(source->weight->shard, weight->name, weight->offset + first * row_bytes, bytes, source->raw, ret_error);
+    int status = read_shard(source->weight->shard, weight->name, weight->offset + first * row_bytes, bytes, source->raw,
+                            ret_error);
     if (status < 0)
         return status;
     decode(source, weight->dtype, source->raw, (size_t)(count * source->columns), ret_rows);

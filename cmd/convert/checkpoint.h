@@ -29,6 +29,9 @@ struct checkpoint {
     struct source_tensor *tensors; /* by name */
     size_t note_count;
     char **notes; /* lines for the user: what was ignored and why */
+    /* Names and shapes only (synth.h): `path` is a name, no file stands behind it, weights come from `seed`. */
+    bool synthetic;
+    uint64_t seed;
 };
 
 /* Opens a folder and checks every header. Errors name file and tensor. The caller closes. One thread. */
@@ -40,9 +43,10 @@ __attribute__((format(printf, 2, 3))) int checkpoint_note(struct checkpoint *che
 
 struct source_tensor *checkpoint_find(const struct checkpoint *checkpoint, const char *name);
 
-/* A hash of what was opened: configuration, names, sizes, headers and samples of the data; `times` adds the times of last change,
- * which a copy of the folder does not share. Two checkpoints with the same hash are taken for the same. */
-int checkpoint_fingerprint(const struct checkpoint *checkpoint, bool times, uint64_t *ret_hash, struct error *ret_error);
+/* A hash of what was opened: configuration, names, sizes, headers and samples of the data; `times` adds the times of
+ * last change, which a copy of the folder does not share. Two checkpoints with the same hash are taken for the same. */
+int checkpoint_fingerprint(const struct checkpoint *checkpoint, bool times, uint64_t *ret_hash,
+                           struct error *ret_error);
 
 /* A tensor [rows, columns] (a vector has one row) that is read a few rows at a time as f32. One thread each. */
 struct source {
@@ -54,8 +58,8 @@ struct source {
     float *f8; /* [256] the value of each E4M3 byte, where the weight is F8_E4M3 */
 };
 
-/* Checks without reading data that `weight` can be read as [rows, columns]: dtype, shape, and its scales. rows = 0 stands for a
- * vector of `columns`. Finds the scales and marks both tensors used. */
+/* Checks without reading data that `weight` can be read as [rows, columns]: dtype, shape, and its scales. rows = 0
+ * stands for a vector of `columns`. Finds the scales and marks both tensors used. */
 int source_check(const struct checkpoint *checkpoint, struct source_tensor *weight, uint64_t rows, uint64_t columns,
                  struct source *ret_source, struct error *ret_error);
 /* Reads the scales of a checked source. The caller closes. */

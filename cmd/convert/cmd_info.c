@@ -13,7 +13,8 @@ static const struct flag flags[] = {{"--json", NULL, NULL, "print one JSON objec
 static const struct command_line syntax = {
     .command = "info",
     .operands = "MODEL",
-    .summary = "Family, shapes, formats, bytes a token and an expert of a container, and what of it fits in this machine.",
+    .summary =
+        "Family, shapes, formats, bytes a token and an expert of a container, and what of it fits in this machine.",
     .details = "MODEL may also be a Hugging Face checkpoint: then it says what `calypte convert` would make of it.",
     .flags = flags,
     .least_operands = 1,
@@ -61,8 +62,8 @@ static void print_json(const char *kind, const char *path, const struct model_fa
     json_object_set_new(object, "kind", json_string(kind));
     json_object_set_new(object, "path", json_string(path));
     json_object_set_new(object, "machine",
-                        json_pack("{s:I, s:I, s:I}", "available_bytes", (json_int_t)machine.available, "shared_memory_bytes",
-                                  (json_int_t)machine.shared_memory, "experts_that_fit",
+                        json_pack("{s:I, s:I, s:I}", "available_bytes", (json_int_t)machine.available,
+                                  "shared_memory_bytes", (json_int_t)machine.shared_memory, "experts_that_fit",
                                   (json_int_t)fitting_experts(facts, &machine)));
     json_dumpf(object, stdout, JSON_INDENT(1));
     putchar('\n');
@@ -76,7 +77,8 @@ static void print_lines(const char *kind, const struct model_facts *facts)
     report_bytes(machine.shared_memory, shared);
     printf("%s\n", kind);
     report_print(facts, stdout);
-    uint64_t fit = fitting_experts(facts, &machine), all = (uint64_t)model_moe_layers(facts->config) * facts->config->experts;
+    uint64_t fit = fitting_experts(facts, &machine),
+             all = (uint64_t)model_moe_layers(facts->config) * facts->config->experts;
     printf("this machine    %s of memory, %s of shared memory available: ", memory, shared);
     if (fit == all)
         printf("all of it fits\n");

@@ -1,15 +1,17 @@
-/* The conversion, from the top. Its parts: checkpoint.c reads the source, family.c says what a family's tensors become, plan.c lays
- * out every file before a weight is read, unit.c converts one tensor or expert with quantise.c, write.c makes one file of them with
- * jobs.c, output.c lets files appear whole, journal.c remembers finished ones. */
+/* The conversion, from the top. Its parts: checkpoint.c reads the source, family.c says what a family's tensors
+ * become, plan.c lays out every file before a weight is read, unit.c converts one tensor or expert with quantise.c,
+ * write.c makes one file of them with jobs.c, output.c lets files appear whole, journal.c remembers finished ones. */
 #include "cmd/convert/convert.h"
 
 #include "cmd/convert/journal.h"
+#include "cmd/convert/report.h"
 #include "cmd/convert/write.h"
 #include "proto/cleanup.h"
 #include "proto/container.h"
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <limits.h>
 #include <string.h>
 #include <sys/file.h>
@@ -20,8 +22,8 @@
 #define PRODUCER "calypte " CALYPTE_VERSION
 #define SPARE_BYTES (4u << 20) /* manifest, journal and the file system's own needs */
 
-const char *const convert_copied[] = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",
-                                      NULL};
+const char *const convert_copied[] = {"tokenizer.json", "tokenizer_config.json", "generation_config.json",
+                                      "chat_template.jinja", NULL};
 
 struct destination {
     const char *path;
@@ -34,31 +36,34 @@ static void destination_close(struct destination *destination)
     close_fdp(&destination->fd);
 }
 
-/* The source is never written to, so the destination must not lie in it. */
+/* The source is never written to, so the destination must not lie in it. Asked before the destination is made: then
+ * its parent counts. */
 static int check_outside(const char *source, const char *destination, struct error *ret_error)
 {
-    _cleanup_free_ char *from = realpath(source, NULL), *to = realpath(destination, NULL);
+    _cleanup_free_ char *from = realpath(source, NULL), *to = realpath(destination, NULL), *copy = strdup(destination);
+    if (!to && copy)
+        to = realpath(dirname(copy), NULL);
     size_t length = from ? strlen(from) : 0;
     if (from && to && !strncmp(from, to, length) && (to[length] == '/' || to[length] == '\0'))
-        return error_set(ret_error, EINVAL, "%s: lies in the checkpoint's folder, which is never written to: choose another folder",
+        return error_set(ret_error, EINVAL,
+                         "%s: lies in the checkpoint's folder, which is never written to: choose another folder",
                          destination);
     return 0;
 }
 
-static int destination_open(const char *source, const char *path, struct destination *ret_destination, struct error *ret_error)
+static int destination_open(const struct checkpoint *source, const char *path, struct destination *ret_destination,
+                            struct error *ret_error)
 {
     struct destination destination = {.path = path, .fd = -1};
+    int status = source->synthetic ? 0 : check_outside(source->path, path, ret_error);
+    if (status < 0)
+        return status;
     if (mkdir(path, 0755) == 0)
         destination.created = true;
     else if (errno != EEXIST)
         return error_set(ret_error, errno, "%s: cannot create this folder: %s; %s", path, strerror(errno),
-                         errno == ENOENT ? "create the folder that it shall stand in" : "choose a folder that can be written to");
-    int status = check_outside(source, path, ret_error);
-    if (status < 0) {
-        if (destination.created)
-            rmdir(path);
-        return status;
-    }
+                         errno == ENOENT ? "create the folder that it shall stand in"
+                                         : "choose a folder that can be written to");
     destination.fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (destination.fd < 0)
         return error_set(ret_error, errno, "%s: %s%s", path, strerror(errno),
@@ -66,7 +71,8 @@ static int destination_open(const char *source, const char *path, struct destina
     /* Some network file systems refuse locks; there a second conversion is the user's own doing. */
     if (flock(destination.fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
         close(destination.fd);
-        return error_set(ret_error, EWOULDBLOCK, "%s: another conversion is writing there: wait for it or choose another folder", path);
+        return error_set(ret_error, EWOULDBLOCK,
+                         "%s: another conversion is writing there: wait for it or choose another folder", path);
     }
     *ret_destination = destination;
     return 0;
@@ -93,7 +99,8 @@ static int check_empty(const struct destination *destination, struct error *ret_
     }
     closedir(folder);
     if (found[0])
-        return error_set(ret_error, ENOTEMPTY, "%s: holds %s, but neither a container nor an unfinished one: name a new or an empty folder",
+        return error_set(ret_error, ENOTEMPTY,
+                         "%s: holds %s, but neither a container nor an unfinished one: name a new or an empty folder",
                          destination->path, found);
     return 0;
 }
@@ -106,9 +113,10 @@ static int fingerprint(const struct plan *plan, bool times, uint64_t *ret_hash, 
     if (status < 0)
         return status;
     char text[256];
-    snprintf(text, sizeof text, "%s format %d numerics %d checkpoint %016llx experts %s dense %s qk_norm_eps %.17g", PRODUCER,
-             CONTAINER_FORMAT, CONTAINER_NUMERICS, (unsigned long long)checkpoint, weight_format_name(plan->options.experts),
-             weight_format_name(plan->options.dense), (double)plan->config.qk_norm_eps);
+    snprintf(text, sizeof text, "%s format %d numerics %d checkpoint %016llx experts %s dense %s qk_norm_eps %.17g",
+             PRODUCER, CONTAINER_FORMAT, CONTAINER_NUMERICS, (unsigned long long)checkpoint,
+             weight_format_name(plan->options.experts), weight_format_name(plan->options.dense),
+             (double)plan->config.qk_norm_eps);
     *ret_hash = XXH3_64bits(text, strlen(text));
     return 0;
 }
@@ -127,7 +135,7 @@ static int check_finished(const struct plan *plan, const struct destination *des
         return error_set(ret_error, ENOMEM, "%s: no memory", destination->path);
     }
     json_auto_t *manifest = NULL;
-    uint64_t wanted, stated;
+    uint64_t wanted = 0, stated = 0;
     status = container_read_json(path, CONTAINER_MANIFEST_MAX, &manifest, ret_error);
     if (status == 0)
         status = fingerprint(plan, false, &wanted, ret_error);
@@ -135,8 +143,10 @@ static int check_finished(const struct plan *plan, const struct destination *des
         return status;
     if (checksum_parse(json_object_get(manifest, "fingerprint"), &stated) < 0 || stated != wanted) {
         const char *source = json_string_value(json_object_get(manifest, "source"));
-        return error_set(ret_error, EEXIST, "%s: holds another container already (from %s, experts %s, dense %s): choose another folder",
-                         destination->path, source ? source : "?", json_string_value(json_object_get(manifest, "expert_format")),
+        return error_set(ret_error, EEXIST,
+                         "%s: holds another container already (from %s, experts %s, dense %s): choose another folder",
+                         destination->path, source ? source : "?",
+                         json_string_value(json_object_get(manifest, "expert_format")),
                          json_string_value(json_object_get(manifest, "dense_format")));
     }
     return 0;
@@ -160,16 +170,23 @@ static int check_space(const struct destination *destination, uint64_t needed, s
     if (fstatvfs(destination->fd, &facts) < 0)
         return error_set(ret_error, errno, "%s: %s", destination->path, strerror(errno));
     if (facts.f_flag & ST_RDONLY)
-        return error_set(ret_error, EROFS, "%s: %s; choose a folder that can be written to", destination->path, strerror(EROFS));
+        return error_set(ret_error, EROFS, "%s: %s; choose a folder that can be written to", destination->path,
+                         strerror(EROFS));
     uint64_t available = (uint64_t)facts.f_bavail * facts.f_frsize;
-    if (needed > available)
-        return error_set(ret_error, ENOSPC, "%s: needs %.1f MB more, its file system has %.1f MB free: free %.1f MB or choose another folder",
-                         destination->path, (double)needed / 1e6, (double)available / 1e6, (double)(needed - available) / 1e6);
-    return 0;
+    if (needed <= available)
+        return 0;
+    char need[REPORT_BYTES_SIZE], have[REPORT_BYTES_SIZE], lacking[REPORT_BYTES_SIZE];
+    report_bytes(needed, need);
+    report_bytes(available, have);
+    report_bytes(needed - available, lacking);
+    return error_set(ret_error, ENOSPC,
+                     "%s: needs %s more, its file system has %s free: free %s or choose another folder",
+                     destination->path, need, have, lacking);
 }
 
 /* Which files of the plan an earlier run finished; kept[i] is then their entry. */
-static int keep_finished(const struct write_context *context, const struct journal *journal, json_t **kept, struct error *ret_error)
+static int keep_finished(const struct write_context *context, const struct journal *journal, json_t **kept,
+                         struct error *ret_error)
 {
     for (size_t i = 0; i < context->plan->file_count; i++) {
         const struct plan_file *file = &context->plan->files[i];
@@ -181,7 +198,8 @@ static int keep_finished(const struct write_context *context, const struct journ
         if (status < 0)
             return status;
         char line[160];
-        snprintf(line, sizeof line, good ? "%s: finished by an earlier run, kept" : "%s: changed since an earlier run, made again",
+        snprintf(line, sizeof line,
+                 good ? "%s: finished by an earlier run, kept" : "%s: changed since an earlier run, made again",
                  file->name);
         context->watch->note(context->watch, line);
         if (good)
@@ -190,7 +208,8 @@ static int keep_finished(const struct write_context *context, const struct journ
     return 0;
 }
 
-static int write_files(const struct write_context *context, struct journal *journal, json_t **entries, struct error *ret_error)
+static int write_files(const struct write_context *context, struct journal *journal, json_t **entries,
+                       struct error *ret_error)
 {
     for (size_t i = 0; i < context->plan->file_count; i++) {
         const struct plan_file *file = &context->plan->files[i];
@@ -202,8 +221,9 @@ static int write_files(const struct write_context *context, struct journal *jour
         if (status < 0)
             return status;
     }
-    for (size_t i = 0; convert_copied[i]; i++) {
-        int status = output_copy(context->folder_fd, context->folder, convert_copied[i], context->plan->checkpoint->path, ret_error);
+    for (size_t i = 0; !context->plan->checkpoint->synthetic && convert_copied[i]; i++) {
+        int status = output_copy(context->folder_fd, context->folder, convert_copied[i],
+                                 context->plan->checkpoint->path, ret_error);
         if (status < 0 && status != -ENOENT)
             return status;
     }
@@ -221,17 +241,19 @@ static int write_manifest(const struct write_context *context, json_t *const *en
 {
     const struct plan *plan = context->plan;
     const struct checkpoint *checkpoint = plan->checkpoint;
-    _cleanup_free_ char *full = realpath(checkpoint->path, NULL);
+    _cleanup_free_ char *full = checkpoint->synthetic ? NULL : realpath(checkpoint->path, NULL);
     const char *slash = full ? strrchr(full, '/') : NULL;
+    const char *source = checkpoint->synthetic ? checkpoint->path : slash ? slash + 1 : "checkpoint";
     json_auto_t *files = json_object();
     for (size_t i = 0; i < plan->file_count; i++)
         json_object_set(files, plan->files[i].name, entries[i]);
-    json_auto_t *manifest = json_pack(
-        "{s:i, s:i, s:s, s:s, s:O, s:O?, s:f, s:s, s:s, s:i, s:i, s:I, s:O}", "format", CONTAINER_FORMAT, "numerics",
-        CONTAINER_NUMERICS, "producer", PRODUCER, "source", slash ? slash + 1 : "checkpoint", "config", checkpoint->config, "generation",
-        checkpoint->generation, "qk_norm_eps", plan->options.qk_norm_eps == 0 ? 1e-6 : plan->options.qk_norm_eps, "dense_format",
-        weight_format_name(plan->options.dense), "expert_format", weight_format_name(plan->options.experts), "slices",
-        (int)EXPERT_SLICES, "stripes", 1, "slice_bytes", (json_int_t)plan->slice_bytes, "files", files);
+    json_auto_t *manifest = json_pack("{s:i, s:i, s:s, s:s, s:O, s:O?, s:f, s:s, s:s, s:i, s:i, s:I, s:O}", "format",
+                                      CONTAINER_FORMAT, "numerics", CONTAINER_NUMERICS, "producer", PRODUCER, "source",
+                                      source, "config", checkpoint->config, "generation", checkpoint->generation,
+                                      "qk_norm_eps", plan->options.qk_norm_eps == 0 ? 1e-6 : plan->options.qk_norm_eps,
+                                      "dense_format", weight_format_name(plan->options.dense), "expert_format",
+                                      weight_format_name(plan->options.experts), "slices", (int)EXPERT_SLICES,
+                                      "stripes", 1, "slice_bytes", (json_int_t)plan->slice_bytes, "files", files);
     uint64_t hash;
     int status = fingerprint(plan, false, &hash, ret_error);
     if (status < 0)
@@ -250,8 +272,8 @@ static int write_manifest(const struct write_context *context, json_t *const *en
 }
 
 /* With the journal open: keeps what is there, writes the rest, the manifest last. */
-static int convert_into(const struct write_context *context, struct journal *journal, const struct destination *destination,
-                        json_t **entries, struct error *ret_error)
+static int convert_into(const struct write_context *context, struct journal *journal,
+                        const struct destination *destination, json_t **entries, struct error *ret_error)
 {
     const struct plan *plan = context->plan;
     int status = keep_finished(context, journal, entries, ret_error);
@@ -288,7 +310,7 @@ int convert_run(const struct plan *plan, const char *path, unsigned threads, str
                 enum convert_result *ret_result, struct error *ret_error)
 {
     _cleanup_(destination_close) struct destination destination = {.fd = -1};
-    int status = destination_open(plan->checkpoint->path, path, &destination, ret_error);
+    int status = destination_open(plan->checkpoint, path, &destination, ret_error);
     if (status < 0)
         return status;
     if (exists(&destination, CONTAINER_MANIFEST)) {
@@ -301,11 +323,12 @@ int convert_run(const struct plan *plan, const char *path, unsigned threads, str
     if (!exists(&destination, JOURNAL_NAME) && (status = check_empty(&destination, ret_error)) < 0)
         return status;
 
-    struct write_context context = {.plan = plan,
-                                    .folder_fd = destination.fd,
-                                    .folder = path,
-                                    .jobs = {.threads = threads, .stop = &watch->stop, .tick = tick, .tick_context = watch},
-                                    .watch = watch};
+    struct write_context context = {
+        .plan = plan,
+        .folder_fd = destination.fd,
+        .folder = path,
+        .jobs = {.threads = threads, .stop = &watch->stop, .tick = tick, .tick_context = watch},
+        .watch = watch};
     _cleanup_(journal_close) struct journal journal = {.fd = -1};
     uint64_t hash;
     status = fingerprint(plan, true, &hash, ret_error);

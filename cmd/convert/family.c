@@ -74,18 +74,12 @@ bool tensor_scope_has(const struct model_config *config, enum tensor_scope scope
         return false;
     switch (scope) {
     case SCOPE_MODEL:
-    case SCOPE_LAYER:
-        return true;
-    case SCOPE_DENSE:
-        return config->layer_kind[layer] == LAYER_DENSE;
-    case SCOPE_MOE:
-        return config->layer_kind[layer] == LAYER_MOE;
-    case SCOPE_FULL:
-        return config->indexer_kind[layer] == INDEXER_FULL;
-    case SCOPE_SHARED:
-        return config->indexer_kind[layer] == INDEXER_SHARED;
-    case SCOPE_MTP:
-        return layer >= config->layers;
+    case SCOPE_LAYER: return true;
+    case SCOPE_DENSE: return config->layer_kind[layer] == LAYER_DENSE;
+    case SCOPE_MOE: return config->layer_kind[layer] == LAYER_MOE;
+    case SCOPE_FULL: return config->indexer_kind[layer] == INDEXER_FULL;
+    case SCOPE_SHARED: return config->indexer_kind[layer] == INDEXER_SHARED;
+    case SCOPE_MTP: return layer >= config->layers;
     }
     return false;
 }
@@ -93,40 +87,23 @@ bool tensor_scope_has(const struct model_config *config, enum tensor_scope scope
 uint64_t tensor_size_of(const struct model_config *c, enum tensor_size size)
 {
     switch (size) {
-    case SIZE_NONE:
-        return 0;
-    case SIZE_VOCAB:
-        return c->vocab;
-    case SIZE_HIDDEN:
-        return c->hidden;
-    case SIZE_TWO_HIDDEN:
-        return 2ull * c->hidden;
-    case SIZE_Q_LORA:
-        return c->q_lora;
-    case SIZE_Q_ROWS:
-        return (uint64_t)c->heads * (c->qk_nope + c->qk_rope);
-    case SIZE_KV_LORA:
-        return c->kv_lora;
-    case SIZE_KV_A_ROWS:
-        return (uint64_t)c->kv_lora + c->qk_rope;
-    case SIZE_KV_B_ROWS:
-        return (uint64_t)c->heads * (c->qk_nope + c->v_head);
-    case SIZE_V_COLUMNS:
-        return (uint64_t)c->heads * c->v_head;
-    case SIZE_INDEX_HEADS:
-        return c->index_heads;
-    case SIZE_INDEX_DIM:
-        return c->index_dim;
-    case SIZE_INDEX_ROWS:
-        return (uint64_t)c->index_heads * c->index_dim;
-    case SIZE_DENSE_WIDTH:
-        return c->dense_width;
-    case SIZE_EXPERT_WIDTH:
-        return c->expert_width;
-    case SIZE_SHARED_WIDTH:
-        return (uint64_t)c->shared_experts * c->expert_width;
-    case SIZE_EXPERTS:
-        return c->experts;
+    case SIZE_NONE: return 0;
+    case SIZE_VOCAB: return c->vocab;
+    case SIZE_HIDDEN: return c->hidden;
+    case SIZE_TWO_HIDDEN: return 2ull * c->hidden;
+    case SIZE_Q_LORA: return c->q_lora;
+    case SIZE_Q_ROWS: return (uint64_t)c->heads * (c->qk_nope + c->qk_rope);
+    case SIZE_KV_LORA: return c->kv_lora;
+    case SIZE_KV_A_ROWS: return (uint64_t)c->kv_lora + c->qk_rope;
+    case SIZE_KV_B_ROWS: return (uint64_t)c->heads * (c->qk_nope + c->v_head);
+    case SIZE_V_COLUMNS: return (uint64_t)c->heads * c->v_head;
+    case SIZE_INDEX_HEADS: return c->index_heads;
+    case SIZE_INDEX_DIM: return c->index_dim;
+    case SIZE_INDEX_ROWS: return (uint64_t)c->index_heads * c->index_dim;
+    case SIZE_DENSE_WIDTH: return c->dense_width;
+    case SIZE_EXPERT_WIDTH: return c->expert_width;
+    case SIZE_SHARED_WIDTH: return (uint64_t)c->shared_experts * c->expert_width;
+    case SIZE_EXPERTS: return c->experts;
     }
     return 0;
 }

@@ -1,5 +1,5 @@
-/* What a family's checkpoint holds, as a table: the name of each tensor, in which layers it stands, its shape, and what becomes of
- * it. A new family is a new table in family.c. */
+/* What a family's checkpoint holds, as a table: the name of each tensor, in which layers it stands, its shape, and
+ * what becomes of it. A new family is a new table in family.c. */
 #pragma once
 
 #include "proto/model_config.h"
@@ -71,7 +71,8 @@ struct tensor_family {
     size_t ignored_count;
 };
 
-/* The table of a checked configuration's family. Never NULL for a family that model_config_parse accepts. Any thread. */
+/* The table of a checked configuration's family. Never NULL for a family that model_config_parse accepts. Any
+ * thread. */
 const struct tensor_family *tensor_family_find(const struct model_config *config);
 
 /* Whether tensors of a scope stand in a layer; `layer` is ignored for SCOPE_MODEL. */

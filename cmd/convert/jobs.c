@@ -112,8 +112,8 @@ static int run_team(struct team *team, struct error *ret_error)
     return 0;
 }
 
-int jobs_run(const struct jobs *jobs, size_t count, int (*run)(void *context, size_t index, struct error *ret_error), void *context,
-             struct error *ret_error)
+int jobs_run(const struct jobs *jobs, size_t count, int (*run)(void *context, size_t index, struct error *ret_error),
+             void *context, struct error *ret_error)
 {
     struct team team = {.jobs = jobs, .run = run, .context = context, .count = count};
     pthread_condattr_t monotonic;

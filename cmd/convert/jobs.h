@@ -15,7 +15,7 @@ struct jobs {
     void *tick_context;
 };
 
-/* Calls run(context, i, ...) for each i < count, from up to `threads` threads. When one fails no new ones are begun, and the error
- * with the smallest i is returned. -EINTR after a stop. One caller at a time for each struct jobs. */
-int jobs_run(const struct jobs *jobs, size_t count, int (*run)(void *context, size_t index, struct error *ret_error), void *context,
-             struct error *ret_error);
+/* Calls run(context, i, ...) for each i < count, from up to `threads` threads. When one fails no new ones are begun,
+ * and the error with the smallest i is returned. -EINTR after a stop. One caller at a time for each struct jobs. */
+int jobs_run(const struct jobs *jobs, size_t count, int (*run)(void *context, size_t index, struct error *ret_error),
+             void *context, struct error *ret_error);

@@ -12,7 +12,7 @@
 static int fail(const struct journal *journal, const char *verb, int code, struct error *ret_error)
 {
     return error_set(ret_error, code, "%s/%s: cannot %s: %s%s", journal->folder, JOURNAL_NAME, verb, strerror(code),
-                     code == ENOSPC ? "; free some space and run the same command again to go on"
+                     code == ENOSPC                    ? "; free some space and run the same command again to go on"
                      : code == EROFS || code == EACCES ? "; choose a folder that can be written to"
                                                        : "");
 }
@@ -80,7 +80,8 @@ static int parse(struct journal *journal, const char *text, size_t length, uint6
         if (*ret_lines == 0) {
             if (checksum_parse(json_object_get(line, "fingerprint"), &stated) < 0 || stated != fingerprint)
                 return error_set(ret_error, EEXIST,
-                                 "%s: holds an unfinished conversion of another checkpoint or with other options: remove it to begin "
+                                 "%s: holds an unfinished conversion of another checkpoint or with other options: "
+                                 "remove it to begin "
                                  "anew, or choose another folder",
                                  journal->folder);
         } else if (!file || !json_is_object(entry) || json_object_set(journal->entries, file, entry) < 0) {
@@ -94,7 +95,8 @@ static int parse(struct journal *journal, const char *text, size_t length, uint6
     return 0;
 }
 
-int journal_open(int folder_fd, const char *folder, uint64_t fingerprint, struct journal *ret_journal, struct error *ret_error)
+int journal_open(int folder_fd, const char *folder, uint64_t fingerprint, struct journal *ret_journal,
+                 struct error *ret_error)
 {
     _cleanup_(journal_close) struct journal journal = {.fd = -1, .folder = folder, .entries = json_object()};
     journal.fd = openat(folder_fd, JOURNAL_NAME, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);

@@ -13,8 +13,9 @@ static int refuse(const struct output *output, const char *verb, int code, struc
 {
     const char *remedy = code == ENOSPC || code == EDQUOT ? "; free some space and run the same command again to go on"
                          : code == EROFS || code == EACCES || code == EPERM ? "; choose a folder that can be written to"
-                                                                              : "";
-    return error_set(ret_error, code, "%s/%s: cannot %s: %s%s", output->folder, output->name, verb, strerror(code), remedy);
+                                                                            : "";
+    return error_set(ret_error, code, "%s/%s: cannot %s: %s%s", output->folder, output->name, verb, strerror(code),
+                     remedy);
 }
 
 static void part_name(const char *name, char ret_part[80])
@@ -91,7 +92,8 @@ void output_remove_leftover(int folder_fd, const char *name)
     unlinkat(folder_fd, part, 0);
 }
 
-int output_put(int folder_fd, const char *folder, const char *name, const void *bytes, size_t count, struct error *ret_error)
+int output_put(int folder_fd, const char *folder, const char *name, const void *bytes, size_t count,
+               struct error *ret_error)
 {
     _cleanup_(output_discard) struct output output = {.fd = -1};
     int status = output_create(folder_fd, folder, name, count, &output, ret_error);

@@ -19,14 +19,17 @@ struct output {
 int output_create(int folder_fd, const char *folder, const char *name, uint64_t bytes, struct output *ret_output,
                   struct error *ret_error);
 /* Writes at an offset and lets the disk begin with it. Several threads may write different places. */
-int output_write(const struct output *output, uint64_t offset, const void *bytes, size_t count, struct error *ret_error);
+int output_write(const struct output *output, uint64_t offset, const void *bytes, size_t count,
+                 struct error *ret_error);
 /* Syncs and gives the file its name. Closes. */
 int output_finish(struct output *output, struct error *ret_error);
 /* Closes and removes what was written; nothing after output_finish. */
 void output_discard(struct output *output);
 
 /* Writes or copies a small file as a whole. A copy answers -ENOENT where the source is not there. */
-int output_put(int folder_fd, const char *folder, const char *name, const void *bytes, size_t count, struct error *ret_error);
-int output_copy(int folder_fd, const char *folder, const char *name, const char *source_folder, struct error *ret_error);
+int output_put(int folder_fd, const char *folder, const char *name, const void *bytes, size_t count,
+               struct error *ret_error);
+int output_copy(int folder_fd, const char *folder, const char *name, const char *source_folder,
+                struct error *ret_error);
 /* Removes NAME.part of an earlier run, if there is one. */
 void output_remove_leftover(int folder_fd, const char *name);

@@ -5,7 +5,8 @@
 
 #include <string.h>
 
-#define DENSE_FILE_BYTES (4ull << 30) /* a file is closed before it grows beyond, counting a byte a weight; one tensor may be larger */
+#define DENSE_FILE_BYTES                                                                                               \
+    (4ull << 30) /* a file is closed before it grows beyond, counting a byte a weight; one tensor may be larger */
 
 /* Makes room for one more element of an array that grows by doubling. */
 static int grow(void *array, size_t count, size_t element, struct error *ret_error)
@@ -40,9 +41,9 @@ static int add_unit(struct plan_file *file, const struct plan_unit *unit, struct
     return status;
 }
 
-__attribute__((format(printf, 7, 8))) static int add_tensor(struct plan_file *file, enum tensor_dtype dtype, uint32_t dims,
-                                                            const uint64_t *shape, uint32_t *ret_index, struct error *ret_error,
-                                                            const char *format, ...)
+__attribute__((format(printf, 7, 8))) static int add_tensor(struct plan_file *file, enum tensor_dtype dtype,
+                                                            uint32_t dims, const uint64_t *shape, uint32_t *ret_index,
+                                                            struct error *ret_error, const char *format, ...)
 {
     int status = grow(&file->tensors, file->tensor_count, sizeof file->tensors[0], ret_error);
     if (status < 0)
@@ -62,8 +63,8 @@ __attribute__((format(printf, 7, 8))) static int add_tensor(struct plan_file *fi
 }
 
 /* Finds a tensor of the checkpoint by rule, layer and expert and checks it. */
-static int find_source(const struct plan *plan, const struct tensor_rule *rule, const char *name, struct source *ret_source,
-                       struct error *ret_error)
+static int find_source(const struct plan *plan, const struct tensor_rule *rule, const char *name,
+                       struct source *ret_source, struct error *ret_error)
 {
     struct source_tensor *tensor = checkpoint_find(plan->checkpoint, name);
     if (!tensor)
@@ -86,7 +87,8 @@ static void unit_shape(const struct model_config *config, const struct plan_unit
 }
 
 /* Adds a unit of a dense file and the tensors that it writes under `name`. */
-static int add_dense_unit(struct plan *plan, struct plan_file *file, struct plan_unit *unit, const char *name, struct error *ret_error)
+static int add_dense_unit(struct plan *plan, struct plan_file *file, struct plan_unit *unit, const char *name,
+                          struct error *ret_error)
 {
     const struct tensor *stored = unit->sources[0].weight->tensor;
     int status;
@@ -97,8 +99,8 @@ static int add_dense_unit(struct plan *plan, struct plan_file *file, struct plan
         uint64_t shape[2];
         unit_shape(&plan->config, unit, shape);
         uint64_t blocks[3] = {shape[0] / BLOCK_ROWS, shape[1] / BLOCK_COLUMNS, block_bytes(unit->format)}, one = 1;
-        status = add_tensor(file, unit->format == WEIGHT_INT4 ? DTYPE_U8 : DTYPE_I8, 3, blocks, &unit->tensors[0], ret_error, "%s",
-                            name);
+        status = add_tensor(file, unit->format == WEIGHT_INT4 ? DTYPE_U8 : DTYPE_I8, 3, blocks, &unit->tensors[0],
+                            ret_error, "%s", name);
         blocks[2] = BLOCK_ROWS;
         if (status == 0)
             status = add_tensor(file, DTYPE_F16, 3, blocks, &unit->tensors[1], ret_error, "%s_scale", name);
@@ -142,8 +144,8 @@ static int plan_dense(struct plan *plan, const struct tensor_rule *rule, uint32_
     if (status < 0)
         return status;
     if (rule->target == TARGET_AS_IS && unit.sources[0].scale)
-        return error_set(ret_error, EINVAL, "%s: tensor %s has dtype F8_E4M3, supported are BF16, F16 and F32", plan->checkpoint->path,
-                         name);
+        return error_set(ret_error, EINVAL, "%s: tensor %s has dtype F8_E4M3, supported are BF16, F16 and F32",
+                         plan->checkpoint->path, name);
     struct plan_file *file;
     status = dense_file(plan, unit.sources[0].rows * unit.sources[0].columns, &file, ret_error);
     if (status < 0)
@@ -194,8 +196,8 @@ static int plan_all_dense(struct plan *plan, const struct tensor_family *family,
 }
 
 /* Finds gate, up and down of one expert. */
-static int find_expert(const struct plan *plan, const struct tensor_family *family, uint32_t layer, struct plan_unit *unit,
-                       struct error *ret_error)
+static int find_expert(const struct plan *plan, const struct tensor_family *family, uint32_t layer,
+                       struct plan_unit *unit, struct error *ret_error)
 {
     for (size_t i = 0; i < family->rule_count; i++) {
         const struct tensor_rule *rule = &family->rules[i];
@@ -203,8 +205,11 @@ static int find_expert(const struct plan *plan, const struct tensor_family *fami
             continue;
         const char *star = strchr(rule->name, '*');
         char name[TENSOR_NAME_MAX];
-        snprintf(name, sizeof name, "model.layers.%u.%.*s%u%s", layer, (int)(star - rule->name), rule->name, unit->expert, star + 1);
-        int matrix = rule->target == TARGET_EXPERT_GATE ? EXPERT_GATE : rule->target == TARGET_EXPERT_UP ? EXPERT_UP : EXPERT_DOWN;
+        snprintf(name, sizeof name, "model.layers.%u.%.*s%u%s", layer, (int)(star - rule->name), rule->name,
+                 unit->expert, star + 1);
+        int matrix = rule->target == TARGET_EXPERT_GATE ? EXPERT_GATE
+                     : rule->target == TARGET_EXPERT_UP ? EXPERT_UP
+                                                        : EXPERT_DOWN;
         int status = find_source(plan, rule, name, &unit->sources[matrix], ret_error);
         if (status < 0)
             return status;
@@ -228,7 +233,8 @@ static int plan_experts(struct plan *plan, const struct tensor_family *family, u
         struct plan_unit unit = {.kind = UNIT_EXPERT, .format = plan->options.experts, .expert = e};
         status = find_expert(plan, family, layer, &unit, ret_error);
         if (status == 0)
-            status = add_tensor(file, DTYPE_U8, 2, blob, &unit.tensors[0], ret_error, "model.layers.%u.mlp.experts.%u", layer, e);
+            status = add_tensor(file, DTYPE_U8, 2, blob, &unit.tensors[0], ret_error, "model.layers.%u.mlp.experts.%u",
+                                layer, e);
         if (status == 0)
             status = add_unit(file, &unit, ret_error);
         if (status < 0)
@@ -241,7 +247,8 @@ static int plan_experts(struct plan *plan, const struct tensor_family *family, u
     return status;
 }
 
-/* Order in a file: quanta (multiples of 512 bytes), scales (of 32), then by size of the elements, so that everything is aligned. */
+/* Order in a file: quanta (multiples of 512 bytes), scales (of 32), then by size of the elements, so that everything
+ * is aligned. */
 static int alignment_class(const struct tensor *tensor)
 {
     if (tensor->dims == 3)
@@ -260,7 +267,7 @@ static int sort_dense(struct plan_file *file, struct error *ret_error)
         return error_set(ret_error, ENOMEM, "no memory for the plan of the conversion");
     }
     uint32_t count = 0;
-    for (int class = 0; class < ALIGNMENT_CLASSES; class++) {
+    for (int class = 0; class < ALIGNMENT_CLASSES; class ++) {
         for (size_t i = 0; i < file->tensor_count; i++) {
             if (alignment_class(&file->tensors[i]) != class)
                 continue;
@@ -289,9 +296,11 @@ static int finish_file(struct plan_file *file, struct error *ret_error)
         if (!larger)
             return error_set(ret_error, ENOMEM, "no memory for the plan of the conversion");
         file->tensors = larger;
-        larger[file->tensor_count++] = (struct tensor){.name = "padding", .dtype = DTYPE_U8, .dims = 1, .shape = {padding, 1, 1, 1}};
+        larger[file->tensor_count++] =
+            (struct tensor){.name = "padding", .dtype = DTYPE_U8, .dims = 1, .shape = {padding, 1, 1, 1}};
     }
-    status = safetensors_header(file->tensors, file->tensor_count, DISK_ALIGN, &file->header, &file->header_bytes, ret_error);
+    status = safetensors_header(file->tensors, file->tensor_count, DISK_ALIGN, &file->header, &file->header_bytes,
+                                ret_error);
     file->bytes = file->header_bytes + data + padding;
     return status;
 }
@@ -306,8 +315,8 @@ static int check_unknown(struct checkpoint *checkpoint, const struct plan *plan,
             continue;
         const char *name = tensor->tensor->name, *why = tensor_ignored(family, &plan->config, name);
         if (!why)
-            return error_set(ret_error, EINVAL, "%s: tensor %s is not part of a %s model", tensor->shard->header.path, name,
-                             plan->config.model_type);
+            return error_set(ret_error, EINVAL, "%s: tensor %s is not part of a %s model", tensor->shard->header.path,
+                             name, plan->config.model_type);
         if (checkpoint_note(checkpoint, "%s: tensor %s ignored: %s", tensor->shard->name, name, why) < 0)
             return error_set(ret_error, ENOMEM, "no memory for the plan of the conversion");
     }
@@ -322,8 +331,8 @@ static int check_quantization(const struct checkpoint *checkpoint, struct error 
         return 0;
     const char *method = json_string_value(json_object_get(stored, "quant_method"));
     if (!method || strcmp(method, "fp8") != 0)
-        return error_set(ret_error, ENOTSUP, "%s/config.json: quant_method %.40s is not supported, only fp8", checkpoint->path,
-                         method ? method : "(missing)");
+        return error_set(ret_error, ENOTSUP, "%s/config.json: quant_method %.40s is not supported, only fp8",
+                         checkpoint->path, method ? method : "(missing)");
     const json_t *block = json_object_get(stored, "weight_block_size");
     if (json_array_size(block) != 2 || json_integer_value(json_array_get(block, 0)) != 128 ||
         json_integer_value(json_array_get(block, 1)) != 128)
@@ -336,12 +345,14 @@ static int make(struct checkpoint *checkpoint, struct plan *plan, struct error *
     int status = check_quantization(checkpoint, ret_error);
     if (status < 0)
         return status;
-    status = model_config_parse(checkpoint->config, checkpoint->generation, plan->options.qk_norm_eps, &plan->config, ret_error);
+    status = model_config_parse(checkpoint->config, checkpoint->generation, plan->options.qk_norm_eps, &plan->config,
+                                ret_error);
     if (status < 0)
         return error_prefix(ret_error, status, "%s", checkpoint->path);
     const struct tensor_family *family = tensor_family_find(&plan->config);
     if (!family)
-        return error_set(ret_error, ENOTSUP, "%s: model_type %s cannot be converted", checkpoint->path, plan->config.model_type);
+        return error_set(ret_error, ENOTSUP, "%s: model_type %s cannot be converted", checkpoint->path,
+                         plan->config.model_type);
     plan->expert_shape = (struct expert_shape){
         .format = plan->options.experts, .hidden = plan->config.hidden, .width = plan->config.expert_width};
     plan->slice_bytes = expert_slice_bytes(&plan->expert_shape);
@@ -360,7 +371,8 @@ static int make(struct checkpoint *checkpoint, struct plan *plan, struct error *
     return status;
 }
 
-int plan_make(struct checkpoint *checkpoint, const struct plan_options *options, struct plan *ret_plan, struct error *ret_error)
+int plan_make(struct checkpoint *checkpoint, const struct plan_options *options, struct plan *ret_plan,
+              struct error *ret_error)
 {
     struct plan plan = {.checkpoint = checkpoint, .options = *options};
     int status = make(checkpoint, &plan, ret_error);

@@ -1,5 +1,6 @@
-/* What a conversion will write, down to the byte, before any weight is read: the files, their tensors and headers, and the units
- * of work (one tensor or one expert each). Planning also finds every missing, unknown and misshapen tensor of the checkpoint. */
+/* What a conversion will write, down to the byte, before any weight is read: the files, their tensors and headers,
+ * and the units of work (one tensor or one expert each). Planning also finds every missing, unknown and misshapen
+ * tensor of the checkpoint. */
 #pragma once
 
 #include "cmd/convert/checkpoint.h"
@@ -13,8 +14,10 @@ struct plan_options {
 
 enum unit_kind {
     UNIT_MATRIX, /* quantised as it is */
-    UNIT_W_UK,   /* of kv_b_proj, the qk_nope rows of each head, transposed, on top of each other: [heads * kv_lora, qk_nope] */
-    UNIT_W_UV,   /* of kv_b_proj, the v_head rows of each head: [heads * v_head, kv_lora] */
+    /* Of kv_b_proj, the qk_nope rows of each head, transposed, on top of each other: [heads * kv_lora, qk_nope]. */
+    UNIT_W_UK,
+    /* Of kv_b_proj, the v_head rows of each head: [heads * v_head, kv_lora]. */
+    UNIT_W_UV,
     UNIT_F32,
     UNIT_AS_IS,
     UNIT_EXPERT, /* gate, up and down to one blob */
@@ -24,10 +27,10 @@ enum unit_kind {
 
 struct plan_unit {
     enum unit_kind kind;
-    enum weight_format format;             /* of quanta */
-    uint32_t expert;                       /* UNIT_EXPERT */
+    enum weight_format format;              /* of quanta */
+    uint32_t expert;                        /* UNIT_EXPERT */
     struct source sources[EXPERT_MATRICES]; /* checked, not opened; all but UNIT_EXPERT have one */
-    uint32_t tensors[UNIT_TENSORS];        /* what it writes: indices into the file's tensors */
+    uint32_t tensors[UNIT_TENSORS];         /* what it writes: indices into the file's tensors */
 };
 
 struct plan_file {
@@ -55,5 +58,6 @@ struct plan {
 };
 
 /* `checkpoint` must live as long as the plan; its tensors get marked and it gets notes. One thread. */
-int plan_make(struct checkpoint *checkpoint, const struct plan_options *options, struct plan *ret_plan, struct error *ret_error);
+int plan_make(struct checkpoint *checkpoint, const struct plan_options *options, struct plan *ret_plan,
+              struct error *ret_error);
 void plan_free(struct plan *plan);

@@ -9,8 +9,8 @@
 #define LANES 16u
 #define F16_SIGNIFICAND 2048u /* an f16 holds whole numbers under this exactly */
 
-/* Quanta of a format: [least, most]. A group that a format can hold exactly can be held with the quantum of its largest magnitude
- * in [exact_from, exact_to], because halving the scale doubles a smaller one. */
+/* Quanta of a format: [least, most]. A group that a format can hold exactly can be held with the quantum of its
+ * largest magnitude in [exact_from, exact_to], because halving the scale doubles a smaller one. */
 struct levels {
     float least, most;
     uint32_t exact_from, exact_to;
@@ -50,11 +50,12 @@ static float sum_lanes(const float *lanes)
     return sum;
 }
 
-/* Quanta for a scale, as whole f32 numbers; returns the sum of squared errors. Lanes, so that the compiler can use vectors without
- * changing the order of the sums. */
+/* Quanta for a scale, as whole f32 numbers; returns the sum of squared errors. Lanes, so that the compiler can use
+ * vectors without changing the order of the sums. */
 static float try_scale(const struct levels *levels, const float *values, float scale, float *ret_quanta)
 {
-    const float round = 12582912.0f; /* 1.5 * 2^23: adding and taking it away rounds to the nearest whole number, ties to even */
+    const float round =
+        12582912.0f; /* 1.5 * 2^23: adding and taking it away rounds to the nearest whole number, ties to even */
     float inverse = 1.0f / scale, least = levels->least, most = levels->most;
     float lanes[LANES] = {0};
     for (uint32_t i = 0; i < BLOCK_COLUMNS; i += LANES) {
@@ -95,7 +96,8 @@ static void consider(const struct levels *levels, const float *values, float sca
 }
 
 /* Tries each scale absmax / q which f16 holds exactly: only such a one can reproduce the group. */
-static void consider_exact(const struct levels *levels, const float *values, float absmax, bool negative, struct choice *choice)
+static void consider_exact(const struct levels *levels, const float *values, float absmax, bool negative,
+                           struct choice *choice)
 {
     int exponent;
     uint32_t significand = (uint32_t)(frexpf(absmax, &exponent) * 16777216.0f); /* 24 bits, so this is exact */
@@ -115,7 +117,8 @@ static void consider_exact(const struct levels *levels, const float *values, flo
     }
 }
 
-/* The scale with the least squared error for the quanta of the best choice; requantised with it, the error can only fall. */
+/* The scale with the least squared error for the quanta of the best choice; requantised with it, the error can only
+ * fall. */
 static void refine(const struct levels *levels, const float *values, struct choice *choice)
 {
     float up[LANES] = {0}, down[LANES] = {0};

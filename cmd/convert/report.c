@@ -49,16 +49,18 @@ static uint64_t expert_bytes_token(const struct model_facts *facts)
 json_t *report_facts(const struct model_facts *facts)
 {
     const struct model_config *c = facts->config;
-    json_t *shapes = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "hidden", (int)c->hidden, "layers",
-                               (int)c->layers, "moe_layers", (int)main_moe_layers(c), "mtp_layers", (int)c->mtp_layers, "heads",
-                               (int)c->heads, "vocab", (int)c->vocab, "max_positions", (int)c->max_positions, "experts",
-                               (int)c->experts, "top_k", (int)c->top_k, "expert_width", (int)c->expert_width, "index_topk",
-                               (int)c->index_topk, "full_indexers", (int)count_full(c));
+    json_t *shapes =
+        json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "hidden", (int)c->hidden, "layers",
+                  (int)c->layers, "moe_layers", (int)main_moe_layers(c), "mtp_layers", (int)c->mtp_layers, "heads",
+                  (int)c->heads, "vocab", (int)c->vocab, "max_positions", (int)c->max_positions, "experts",
+                  (int)c->experts, "top_k", (int)c->top_k, "expert_width", (int)c->expert_width, "index_topk",
+                  (int)c->index_topk, "full_indexers", (int)count_full(c));
     uint64_t blob = EXPERT_SLICES * facts->slice_bytes, experts = expert_bytes_token(facts);
-    return json_pack("{s:s, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I}, s:I, s:I, s:I}", "family", c->model_type, "shapes",
-                     shapes, "dense_format", weight_format_name(facts->dense_format), "expert_format",
-                     weight_format_name(facts->expert_format), "total_bytes", (json_int_t)(facts->dense_bytes + facts->expert_bytes),
-                     "dense_bytes", (json_int_t)facts->dense_bytes, "experts_bytes", (json_int_t)facts->expert_bytes, "expert_bytes",
+    return json_pack("{s:s, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I}, s:I, s:I, s:I}", "family",
+                     c->model_type, "shapes", shapes, "dense_format", weight_format_name(facts->dense_format),
+                     "expert_format", weight_format_name(facts->expert_format), "total_bytes",
+                     (json_int_t)(facts->dense_bytes + facts->expert_bytes), "dense_bytes",
+                     (json_int_t)facts->dense_bytes, "experts_bytes", (json_int_t)facts->expert_bytes, "expert_bytes",
                      (json_int_t)blob, "bytes_per_token", "dense", (json_int_t)facts->dense_token_bytes, "experts",
                      (json_int_t)experts, "total", (json_int_t)(facts->dense_token_bytes + experts), "experts_total",
                      (json_int_t)model_moe_layers(c) * c->experts, "kv_bytes_per_token", (json_int_t)kv_bytes_token(c),
@@ -85,10 +87,11 @@ void report_print(const struct model_facts *facts, FILE *out)
     fprintf(out, "family          %s\n", c->model_type);
     fprintf(out, "layers          %u (%u MoE)%s, hidden %u, %u heads, vocabulary %u\n", c->layers, main_moe_layers(c),
             c->mtp_layers ? " + 1 MTP" : "", c->hidden, c->heads, c->vocab);
-    fprintf(out, "attention       MLA: q %u, kv %u, %u + %u, v %u; DSA: best %u keys, %u of %u layers with an indexer\n", c->q_lora,
-            c->kv_lora, c->qk_nope, c->qk_rope, c->v_head, c->index_topk, count_full(c), c->layers);
-    fprintf(out, "experts         %u a layer, %u active, %u shared, width %u\n", c->experts, c->top_k, c->shared_experts,
-            c->expert_width);
+    fprintf(out,
+            "attention       MLA: q %u, kv %u, %u + %u, v %u; DSA: best %u keys, %u of %u layers with an indexer\n",
+            c->q_lora, c->kv_lora, c->qk_nope, c->qk_rope, c->v_head, c->index_topk, count_full(c), c->layers);
+    fprintf(out, "experts         %u a layer, %u active, %u shared, width %u\n", c->experts, c->top_k,
+            c->shared_experts, c->expert_width);
     fprintf(out, "formats         experts %s, dense %s, in groups of %u\n", weight_format_name(facts->expert_format),
             weight_format_name(facts->dense_format), BLOCK_COLUMNS);
     report_bytes(facts->dense_bytes, a);

@@ -1,24 +1,26 @@
 #include "cmd/convert/unit.h"
 
 #include "cmd/convert/quantise.h"
+#include "cmd/convert/synth.h"
+#include "cmd/convert/tensor_stream.h"
 #include "proto/cleanup.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #define STRIP_ROWS 128u /* rows of a matrix that are in memory at once */
 
-/* The matrix that a unit makes, seen as strips of whole block rows: strips of 128 rows, or one head each for the halves of
- * kv_b_proj. It is read twice, first for the largest magnitude; the second time usually comes from the page cache. */
+/* The matrix that a unit makes, seen as strips of whole block rows: strips of 128 rows, or one head each for the
+ * halves of kv_b_proj. It is read twice, first for the largest magnitude; the second time usually comes from the page
+ * cache. */
 struct view {
     struct source *source;
     uint32_t strips;
-    uint64_t strip_rows;             /* of the source, and all the rows that a strip takes from it */
-    uint64_t stride, first;          /* strip s takes rows from s * stride + first on */
+    uint64_t strip_rows;    /* of the source, and all the rows that a strip takes from it */
+    uint64_t stride, first; /* strip s takes rows from s * stride + first on */
     bool transposed;
-    uint64_t rows, columns;          /* of the largest strip, as it comes out */
+    uint64_t rows, columns; /* of the largest strip, as it comes out */
     float *values, *scratch;
 };
 
@@ -28,8 +30,8 @@ static void view_close(struct view *view)
     free(view->scratch);
 }
 
-static int view_open(const struct plan *plan, const struct plan_unit *unit, struct source *source, struct view *ret_view,
-                     struct error *ret_error)
+static int view_open(const struct plan *plan, const struct plan_unit *unit, struct source *source,
+                     struct view *ret_view, struct error *ret_error)
 {
     const struct model_config *config = &plan->config;
     struct view view = {.source = source, .columns = source->columns};
@@ -74,18 +76,13 @@ static int view_read(struct view *view, uint32_t s, uint64_t *ret_rows, struct e
     return 0;
 }
 
-static int stopped(const struct unit_target *target, struct error *ret_error)
-{
-    return atomic_load_explicit(target->stop, memory_order_relaxed) ? error_set(ret_error, EINTR, "interrupted") : 0;
-}
-
-static int find_exponent(const struct unit_target *target, struct view *view, enum weight_format format, int *ret_exponent,
-                         struct error *ret_error)
+static int find_exponent(const struct unit_target *target, struct view *view, enum weight_format format,
+                         int *ret_exponent, struct error *ret_error)
 {
     float absmax = 0;
     for (uint32_t s = 0; s < view->strips; s++) {
-        uint64_t rows;
-        int status = stopped(target, ret_error);
+        uint64_t rows = 0;
+        int status = unit_stopped(target, ret_error);
         if (status == 0)
             status = view_read(view, s, &rows, ret_error);
         if (status < 0)
@@ -97,46 +94,9 @@ static int find_exponent(const struct unit_target *target, struct view *view, en
     return 0;
 }
 
-/* Writes a tensor from front to back and hashes it on the way. */
-struct stream {
-    const struct output *output;
-    uint64_t offset;
-    XXH3_state_t *hash;
-};
-
-static void stream_close(struct stream *stream)
-{
-    XXH3_freeState(stream->hash);
-}
-
-static int stream_open(const struct unit_target *target, uint32_t tensor, struct stream *ret_stream, struct error *ret_error)
-{
-    *ret_stream = (struct stream){
-        .output = target->output, .offset = target->file->tensors[tensor].offset, .hash = XXH3_createState()};
-    if (!ret_stream->hash)
-        return error_set(ret_error, ENOMEM, "%s: no memory for a checksum", target->file->name);
-    XXH3_64bits_reset(ret_stream->hash);
-    return 0;
-}
-
-static int stream_write(struct stream *stream, const void *bytes, size_t count, struct error *ret_error)
-{
-    XXH3_64bits_update(stream->hash, bytes, count);
-    int status = output_write(stream->output, stream->offset, bytes, count, ret_error);
-    stream->offset += count;
-    return status;
-}
-
-/* Writes a tensor that is in memory as a whole. */
-static int write_tensor(const struct unit_target *target, uint32_t tensor, const void *bytes, struct error *ret_error)
-{
-    const struct tensor *place = &target->file->tensors[tensor];
-    target->checksums[tensor] = XXH3_64bits(bytes, place->bytes);
-    return output_write(target->output, place->offset, bytes, place->bytes, ret_error);
-}
-
-static int quantise_strips(const struct unit_target *target, const struct plan_unit *unit, struct view *view, int exponent,
-                           struct stream *quanta_stream, struct stream *scales_stream, struct error *ret_error)
+static int quantise_strips(const struct unit_target *target, const struct plan_unit *unit, struct view *view,
+                           int exponent, struct tensor_stream *quanta_stream, struct tensor_stream *scales_stream,
+                           struct error *ret_error)
 {
     uint32_t k = (uint32_t)view->columns;
     size_t quanta_row = quanta_bytes(unit->format, 1, k), scales_row = scales_bytes(1, k);
@@ -146,8 +106,8 @@ static int quantise_strips(const struct unit_target *target, const struct plan_u
     if (!quanta || !scales)
         return error_set(ret_error, ENOMEM, "tensor %s: no memory to quantise it", view->source->weight->tensor->name);
     for (uint32_t s = 0; s < view->strips; s++) {
-        uint64_t rows;
-        int status = stopped(target, ret_error);
+        uint64_t rows = 0;
+        int status = unit_stopped(target, ret_error);
         if (status == 0)
             status = view_read(view, s, &rows, ret_error);
         if (status < 0)
@@ -156,9 +116,9 @@ static int quantise_strips(const struct unit_target *target, const struct plan_u
         for (size_t b = 0; b < blocks; b++)
             quantise_block_row(unit->format, exponent, view->values + b * BLOCK_ROWS * k, k, quanta + b * quanta_row,
                                scales + b * scales_row / sizeof scales[0]);
-        status = stream_write(quanta_stream, quanta, blocks * quanta_row, ret_error);
+        status = tensor_stream_write(quanta_stream, quanta, blocks * quanta_row, ret_error);
         if (status == 0)
-            status = stream_write(scales_stream, scales, blocks * scales_row, ret_error);
+            status = tensor_stream_write(scales_stream, scales, blocks * scales_row, ret_error);
         if (status < 0)
             return status;
         atomic_fetch_add(target->bytes_done, blocks * (quanta_row + scales_row));
@@ -170,23 +130,23 @@ static int convert_matrix(const struct unit_target *target, const struct plan_un
                           struct error *ret_error)
 {
     _cleanup_(view_close) struct view view = {0};
-    _cleanup_(stream_close) struct stream quanta = {0}, scales = {0};
+    _cleanup_(tensor_stream_close) struct tensor_stream quanta = {0}, scales = {0};
     int exponent = 0;
     int status = view_open(target->plan, unit, source, &view, ret_error);
     if (status == 0)
         status = find_exponent(target, &view, unit->format, &exponent, ret_error);
     if (status == 0)
-        status = stream_open(target, unit->tensors[0], &quanta, ret_error);
+        status = tensor_stream_open(target, unit->tensors[0], &quanta, ret_error);
     if (status == 0)
-        status = stream_open(target, unit->tensors[1], &scales, ret_error);
+        status = tensor_stream_open(target, unit->tensors[1], &scales, ret_error);
     if (status == 0)
         status = quantise_strips(target, unit, &view, exponent, &quanta, &scales, ret_error);
     if (status < 0)
         return status;
-    target->checksums[unit->tensors[0]] = XXH3_64bits_digest(quanta.hash);
-    target->checksums[unit->tensors[1]] = XXH3_64bits_digest(scales.hash);
+    tensor_stream_finish(&quanta);
+    tensor_stream_finish(&scales);
     int32_t stored = exponent;
-    return write_tensor(target, unit->tensors[2], &stored, ret_error);
+    return tensor_write(target, unit->tensors[2], &stored, ret_error);
 }
 
 /* Norms, biases, routers: whole, as F32 or as they are (but checked all the same). */
@@ -201,14 +161,15 @@ static int convert_plain(const struct unit_target *target, const struct plan_uni
     if (status == 0 && unit->kind == UNIT_AS_IS)
         status = source_read_raw(source, values, ret_error);
     if (status == 0)
-        status = write_tensor(target, unit->tensors[0], values, ret_error);
+        status = tensor_write(target, unit->tensors[0], values, ret_error);
     atomic_fetch_add(target->bytes_done, target->file->tensors[unit->tensors[0]].bytes);
     return status;
 }
 
 /* Quantises one matrix of an expert into the slices of its blob. */
-static int convert_expert_matrix(const struct unit_target *target, const struct plan_unit *unit, enum expert_matrix matrix,
-                                 struct source *source, uint8_t *blob, int32_t *ret_exponent, struct error *ret_error)
+static int convert_expert_matrix(const struct unit_target *target, const struct plan_unit *unit,
+                                 enum expert_matrix matrix, struct source *source, uint8_t *blob, int32_t *ret_exponent,
+                                 struct error *ret_error)
 {
     const struct expert_shape *shape = &target->plan->expert_shape;
     _cleanup_(view_close) struct view view = {0};
@@ -220,7 +181,7 @@ static int convert_expert_matrix(const struct unit_target *target, const struct 
     struct slice_part parts[EXPERT_MATRICES];
     expert_slice(shape, slice, parts);
     for (uint32_t s = 0; status == 0 && s < view.strips; s++) {
-        uint64_t rows;
+        uint64_t rows = 0;
         status = view_read(&view, s, &rows, ret_error);
         for (uint32_t b = 0; status == 0 && b < rows / BLOCK_ROWS; b++, block++) {
             while (block >= parts[matrix].blocks.first + parts[matrix].blocks.count)
@@ -236,30 +197,27 @@ static int convert_expert_matrix(const struct unit_target *target, const struct 
     return status;
 }
 
-static int convert_expert(const struct unit_target *target, const struct plan_unit *unit, struct source sources[EXPERT_MATRICES],
-                          struct error *ret_error)
+static int convert_expert(const struct unit_target *target, const struct plan_unit *unit,
+                          struct source sources[EXPERT_MATRICES], struct error *ret_error)
 {
-    size_t slice_bytes = target->plan->slice_bytes, bytes = EXPERT_SLICES * slice_bytes;
-    _cleanup_free_ uint8_t *blob = calloc(1, bytes);
+    _cleanup_free_ uint8_t *blob = calloc(EXPERT_SLICES, target->plan->slice_bytes);
     if (!blob)
         return error_set(ret_error, ENOMEM, "%s: no memory for expert %u", target->file->name, unit->expert);
     for (int m = 0; m < EXPERT_MATRICES; m++) {
-        int status = stopped(target, ret_error);
+        int status = unit_stopped(target, ret_error);
         if (status == 0)
             status = convert_expert_matrix(target, unit, (enum expert_matrix)m, &sources[m], blob,
                                            &target->exponents[unit->expert * EXPERT_MATRICES + (uint32_t)m], ret_error);
         if (status < 0)
             return status;
     }
-    for (uint32_t s = 0; s < EXPERT_SLICES; s++)
-        target->slice_checksums[unit->expert * EXPERT_SLICES + s] = XXH3_64bits(blob + s * slice_bytes, slice_bytes);
-    int status = output_write(target->output, target->file->tensors[unit->tensors[0]].offset, blob, bytes, ret_error);
-    atomic_fetch_add(target->bytes_done, bytes);
-    return status;
+    return tensor_write_expert(target, unit, blob, ret_error);
 }
 
 int unit_convert(const struct unit_target *target, const struct plan_unit *unit, struct error *ret_error)
 {
+    if (target->plan->checkpoint->synthetic)
+        return synth_unit(target, unit, ret_error);
     /* Copies, because scales and buffers belong to this run of the unit alone. */
     struct source sources[EXPERT_MATRICES];
     memcpy(sources, unit->sources, sizeof sources);
@@ -270,16 +228,10 @@ int unit_convert(const struct unit_target *target, const struct plan_unit *unit,
         switch (unit->kind) {
         case UNIT_MATRIX:
         case UNIT_W_UK:
-        case UNIT_W_UV:
-            status = convert_matrix(target, unit, &sources[0], ret_error);
-            break;
+        case UNIT_W_UV: status = convert_matrix(target, unit, &sources[0], ret_error); break;
         case UNIT_F32:
-        case UNIT_AS_IS:
-            status = convert_plain(target, unit, &sources[0], ret_error);
-            break;
-        case UNIT_EXPERT:
-            status = convert_expert(target, unit, sources, ret_error);
-            break;
+        case UNIT_AS_IS: status = convert_plain(target, unit, &sources[0], ret_error); break;
+        case UNIT_EXPERT: status = convert_expert(target, unit, sources, ret_error); break;
         }
     }
     for (int i = 0; i < count; i++)

@@ -1,4 +1,5 @@
-/* One unit of work: reads a tensor (or an expert's three), converts it and writes it to its place. */
+/* One unit of work: reads a tensor (or an expert's three), converts it and writes it to its place; of a synthetic
+ * checkpoint it makes the weights up. */
 #pragma once
 
 #include "cmd/convert/output.h"

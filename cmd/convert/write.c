@@ -50,7 +50,8 @@ static int write_rest(const struct unit_target *target, json_t *tensors, struct 
     if (status < 0)
         return status;
     if (file->experts) {
-        const struct tensor *checksums = find_tensor(file, TABLE_CHECKSUMS), *exponents = find_tensor(file, TABLE_EXPONENTS);
+        const struct tensor *checksums = find_tensor(file, TABLE_CHECKSUMS),
+                            *exponents = find_tensor(file, TABLE_EXPONENTS);
         status = output_write(target->output, checksums->offset, target->slice_checksums, checksums->bytes, ret_error);
         if (status == 0)
             status = output_write(target->output, exponents->offset, target->exponents, exponents->bytes, ret_error);
@@ -60,13 +61,14 @@ static int write_rest(const struct unit_target *target, json_t *tensors, struct 
     }
     for (size_t i = 0; i < file->tensor_count; i++) {
         bool padding = !strcmp(file->tensors[i].name, "padding");
-        json_set_checksum(tensors, file->tensors[i].name, padding ? padding_checksum(&file->tensors[i]) : target->checksums[i]);
+        json_set_checksum(tensors, file->tensors[i].name,
+                          padding ? padding_checksum(&file->tensors[i]) : target->checksums[i]);
     }
     return 0;
 }
 
-static int fill_file(const struct write_context *context, const struct plan_file *file, struct output *output, json_t **ret_entry,
-                     struct error *ret_error)
+static int fill_file(const struct write_context *context, const struct plan_file *file, struct output *output,
+                     json_t **ret_entry, struct error *ret_error)
 {
     size_t experts = context->plan->config.experts;
     _cleanup_free_ uint64_t *checksums = calloc(file->tensor_count + 1, sizeof *checksums);
@@ -98,7 +100,8 @@ static int fill_file(const struct write_context *context, const struct plan_file
     return 0;
 }
 
-int write_file(const struct write_context *context, const struct plan_file *file, json_t **ret_entry, struct error *ret_error)
+int write_file(const struct write_context *context, const struct plan_file *file, json_t **ret_entry,
+               struct error *ret_error)
 {
     _cleanup_(output_discard) struct output output = {.fd = -1};
     int status = output_create(context->folder_fd, context->folder, file->name, file->bytes, &output, ret_error);

@@ -16,9 +16,10 @@ struct write_context {
 };
 
 /* Converts and writes a file; *ret_entry is its entry in the manifest. */
-int write_file(const struct write_context *context, const struct plan_file *file, json_t **ret_entry, struct error *ret_error);
+int write_file(const struct write_context *context, const struct plan_file *file, json_t **ret_entry,
+               struct error *ret_error);
 
-/* Reads all of a finished file. *ret_good: it is the planned file with the contents that `entry` says. An error is only returned
- * for what ends the conversion (interrupted, no memory). */
+/* Reads all of a finished file. *ret_good: it is the planned file with the contents that `entry` says. An error is
+ * only returned for what ends the conversion (interrupted, no memory). */
 int verify_file(const struct write_context *context, const struct plan_file *file, const json_t *entry, bool *ret_good,
                 struct error *ret_error);

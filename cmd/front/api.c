@@ -44,8 +44,8 @@ static void tokenize(struct front *front, const struct reply_address *from, cons
     static const char *const names[] = {"op", "text", NULL};
     struct fault fault;
     struct error error;
-    const char *text;
-    size_t length, count;
+    const char *text = NULL;
+    size_t length = 0, count = 0;
     _cleanup_free_ int32_t *ids = NULL;
     const struct tokenizer *tokenizer = NULL;
     int status = fields_check(message, names, &fault);
@@ -70,7 +70,7 @@ static void detokenize(struct front *front, const struct reply_address *from, co
     struct error error;
     _cleanup_free_ int32_t *tokens = NULL;
     _cleanup_free_ char *text = NULL;
-    size_t count, length;
+    size_t count = 0, length = 0;
     bool skip_special = false;
     const struct tokenizer *tokenizer = NULL;
     int status = fields_check(message, names, &fault);
@@ -104,7 +104,7 @@ static void answer_plain(struct front *front, const struct reply_address *from, 
         front_reply(front, from, make(front));
 }
 
-static void status_(struct front *front, const struct reply_address *from, const json_t *message)
+static void instance_status(struct front *front, const struct reply_address *from, const json_t *message)
 {
     answer_plain(front, from, message, stats_status);
 }
@@ -120,8 +120,9 @@ static void metrics(struct front *front, const struct reply_address *from, const
 }
 
 static const struct operation operations[] = {
-    {"generate", generate}, {"submit", submit},         {"next", request_next}, {"cancel", request_cancel}, {"tokenize", tokenize},
-    {"score", request_score}, {"detokenize", detokenize}, {"status", status_},    {"stats", stats},           {"metrics", metrics},
+    {"generate", generate}, {"submit", submit},       {"next", request_next},     {"cancel", request_cancel},
+    {"tokenize", tokenize}, {"score", request_score}, {"detokenize", detokenize}, {"status", instance_status},
+    {"stats", stats},       {"metrics", metrics},
 };
 #define OPERATIONS (sizeof operations / sizeof operations[0])
 
@@ -129,7 +130,8 @@ static const struct operation operations[] = {
 static json_t *parse(const char *bytes, size_t size, struct fault *ret_fault)
 {
     if (size > MESSAGE_MAX) {
-        fault_set(ret_fault, "bad_request", NULL, "the message has %zu bytes, at most %zu are taken", size, MESSAGE_MAX);
+        fault_set(ret_fault, "bad_request", NULL, "the message has %zu bytes, at most %zu are taken", size,
+                  MESSAGE_MAX);
         return NULL;
     }
     size_t offset;
@@ -143,8 +145,8 @@ static json_t *parse(const char *bytes, size_t size, struct fault *ret_fault)
     if (!message && json_error_code(&error) == json_error_numeric_overflow)
         message = json_loadb(bytes, size, flags | JSON_DECODE_INT_AS_REAL, &error);
     if (!message)
-        fault_set(ret_fault, "bad_request", NULL, "the message is not JSON: %.200s (line %d, column %d)", error.text, error.line,
-                  error.column);
+        fault_set(ret_fault, "bad_request", NULL, "the message is not JSON: %.200s (line %d, column %d)", error.text,
+                  error.line, error.column);
     else if (!json_is_object(message)) {
         json_decref(message);
         message = NULL;
@@ -162,8 +164,8 @@ static void refuse_operation(const char *name, struct fault *ret_fault)
     if (!name)
         fault_set(ret_fault, "bad_request", "op", "op: is missing; `{\"op\":\"status\"}` is the simplest request");
     else
-        fault_set(ret_fault, "bad_request", "op", "op: there is no operation of that name%s%s%s", near ? "; did you mean `" : "",
-                  near ? near : "", near ? "`?" : "");
+        fault_set(ret_fault, "bad_request", "op", "op: there is no operation of that name%s%s%s",
+                  near ? "; did you mean `" : "", near ? near : "", near ? "`?" : "");
 }
 
 void api_take(struct front *front, const struct reply_address *from, const char *bytes, size_t size)

@@ -51,8 +51,8 @@ int fields_check(const json_t *object, const char *const *names, struct fault *r
             continue;
         const char *near = nearest_name(name, names, count);
         return fault_set(ret_fault, "bad_request", strlen(name) < sizeof ret_fault->field ? name : NULL,
-                         "%.60s: no such field here%s%s%s", strlen(name) < 60 ? name : "a field", near ? "; did you mean `" : "",
-                         near ? near : "", near ? "`?" : "");
+                         "%.60s: no such field here%s%s%s", strlen(name) < 60 ? name : "a field",
+                         near ? "; did you mean `" : "", near ? near : "", near ? "`?" : "");
     }
     return 0;
 }
@@ -64,7 +64,8 @@ static const json_t *get(const json_t *object, const char *name)
     return value && !json_is_null(value) ? value : NULL;
 }
 
-int field_string(const json_t *object, const char *name, bool zeros, const char **ret_text, size_t *ret_length, struct fault *ret_fault)
+int field_string(const json_t *object, const char *name, bool zeros, const char **ret_text, size_t *ret_length,
+                 struct fault *ret_fault)
 {
     const json_t *value = get(object, name);
     if (!value)
@@ -106,19 +107,22 @@ static bool whole(const json_t *value, int64_t *ret_value)
     return true;
 }
 
-int field_integer(const json_t *object, const char *name, int64_t least, int64_t most, int64_t *ret_value, struct fault *ret_fault)
+int field_integer(const json_t *object, const char *name, int64_t least, int64_t most, int64_t *ret_value,
+                  struct fault *ret_fault)
 {
     const json_t *value = get(object, name);
     if (!value)
         return 0;
     int64_t number;
     if (!whole(value, &number) || number < least || number > most)
-        return fault_set(ret_fault, "bad_request", name, "%s: must be a whole number from %" PRId64 " to %" PRId64, name, least, most);
+        return fault_set(ret_fault, "bad_request", name, "%s: must be a whole number from %" PRId64 " to %" PRId64,
+                         name, least, most);
     *ret_value = number;
     return 1;
 }
 
-int field_number(const json_t *object, const char *name, double least, double most, double *ret_value, struct fault *ret_fault)
+int field_number(const json_t *object, const char *name, double least, double most, double *ret_value,
+                 struct fault *ret_fault)
 {
     const json_t *value = get(object, name);
     if (!value)
@@ -145,7 +149,8 @@ int field_tokens(const json_t *object, const char *name, uint32_t vocab, int32_t
     for (size_t i = 0; i < count; i++) {
         int64_t token;
         if (!whole(json_array_get(value, i), &token) || token < 0 || token >= vocab)
-            return fault_set(ret_fault, "bad_request", name, "%s: element %zu must be a token id from 0 to %" PRIu32, name, i, vocab - 1);
+            return fault_set(ret_fault, "bad_request", name, "%s: element %zu must be a token id from 0 to %" PRIu32,
+                             name, i, vocab - 1);
         tokens[i] = (int32_t)token;
     }
     *ret_tokens = take_pointer(tokens);
@@ -166,7 +171,8 @@ int field_strings(const json_t *object, const char *name, size_t most, const cha
         const json_t *element = json_is_array(value) ? json_array_get(value, i) : value;
         const char *text = json_string_value(element);
         if (!text || text[0] == 0 || strlen(text) != json_string_length(element))
-            return fault_set(ret_fault, "bad_request", name, "%s: must be a string that is not empty, or an array of such", name);
+            return fault_set(ret_fault, "bad_request", name,
+                             "%s: must be a string that is not empty, or an array of such", name);
         ret_texts[i] = text;
     }
     *ret_count = count;

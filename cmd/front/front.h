@@ -10,10 +10,11 @@
 
 #include <nng/nng.h>
 
-/* Where an answer goes. A request in flight is known by both: nng's REQ sends it again with the same id after a while. */
+/* Where an answer goes. A request in flight is known by both: nng's REQ sends it again with the same id after a while.
+ */
 #define REPLY_HEADER_MAX 64u
 struct reply_address {
-    uint32_t pipe; /* 0: nobody waits */
+    uint32_t pipe;                          /* 0: nobody waits */
     unsigned char header[REPLY_HEADER_MAX]; /* nng's: pipe, hops, request id */
     size_t header_bytes;
 };
@@ -27,12 +28,12 @@ struct request {
     char id[40];
     struct front *front;
     struct reply_address waiter;
-    uint64_t wait_until_ns;    /* of a waiting `next` */
-    uint64_t touched_ns;       /* when its client last asked for it (SUBMIT) */
-    bool in_scheduler;         /* its sequence's end() has not been called yet */
-    bool over;                 /* answered, or never to be answered: freed when it is out of the scheduler */
+    uint64_t wait_until_ns; /* of a waiting `next` */
+    uint64_t touched_ns;    /* when its client last asked for it (SUBMIT) */
+    bool in_scheduler;      /* its sequence's end() has not been called yet */
+    bool over;              /* answered, or never to be answered: freed when it is out of the scheduler */
     bool failed;
-    struct fault fault;        /* if failed */
+    struct fault fault; /* if failed */
     union {
         struct generation generation;
         struct score score;
@@ -51,7 +52,7 @@ struct front {
     nng_socket socket;
     bool socket_open;
     struct request_list requests;
-    uint32_t submitted;          /* SUBMIT requests in the list */
+    uint32_t submitted;                 /* SUBMIT requests in the list */
     uint64_t started_ns, last_id, born; /* born: makes ids of two lives of the front differ */
 };
 
@@ -69,19 +70,23 @@ void api_take(struct front *front, const struct reply_address *from, const char 
 const struct tokenizer *api_tokenizer(const struct front *front, const char *field, struct fault *ret_fault);
 
 /* requests.c: the operations that take time. */
-void request_generate(struct front *front, const struct reply_address *from, const json_t *message, enum request_kind kind);
+void request_generate(struct front *front, const struct reply_address *from, const json_t *message,
+                      enum request_kind kind);
 void request_score(struct front *front, const struct reply_address *from, const json_t *message);
 void request_next(struct front *front, const struct reply_address *from, const json_t *message);
 void request_cancel(struct front *front, const struct reply_address *from, const json_t *message);
 /* True when this very request waits already. */
 bool request_is_waiting(const struct front *front, const struct reply_address *from);
 void request_pipe_closed(struct front *front, uint32_t pipe);
-/* Answers what has waited long enough and drops what nobody asks for; returns milliseconds to the next such moment, -1: none. */
+/* Answers what has waited long enough and drops what nobody asks for; returns milliseconds to the next such moment, -1:
+ * none. */
 int request_expire(struct front *front);
 void request_close_all(struct front *front);
 
-/* prompt.c: the tokens of a prompt, from `prompt`, `tokens` or `messages`. 0 and *ret_tokens (for free(), at least one), or a fault. */
-int prompt_tokens(const struct front *front, const json_t *message, int32_t **ret_tokens, size_t *ret_count, struct fault *ret_fault);
+/* prompt.c: the tokens of a prompt, from `prompt`, `tokens` or `messages`. 0 and *ret_tokens (for free(), at least
+ * one), or a fault. */
+int prompt_tokens(const struct front *front, const json_t *message, int32_t **ret_tokens, size_t *ret_count,
+                  struct fault *ret_fault);
 
 /* stats.c */
 json_t *stats_status(const struct front *front);

@@ -15,8 +15,11 @@ static void plan(struct sequence *sequence, uint32_t max_rows, uint32_t max_logi
     (void)max_logit_rows; /* one at most, and one is always left */
     uint32_t left = sequence->length - sequence->computed;
     uint32_t rows = left < max_rows ? left : max_rows;
-    *ret_plan = (struct step_plan){.first = sequence->computed, .rows = rows, .logits = rows == left ? LOGITS_LAST : LOGITS_NONE,
-                                   .tokens = sequence->tokens + sequence->computed, .known = left};
+    *ret_plan = (struct step_plan){.first = sequence->computed,
+                                   .rows = rows,
+                                   .logits = rows == left ? LOGITS_LAST : LOGITS_NONE,
+                                   .tokens = sequence->tokens + sequence->computed,
+                                   .known = left};
 }
 
 static bool is_stop(const struct facts *facts, int32_t token)
@@ -66,19 +69,22 @@ static int advance(struct sequence *sequence, struct scheduler *scheduler, uint3
     sequence->computed += sequence->plan.rows;
     generation->disk_bytes =
         atomic_load_explicit(&scheduler->control->iod.load_bytes, memory_order_relaxed) - sequence->disk_bytes_before;
+    generation->own_ns = atomic_load_explicit(&scheduler->control->front.own_ns, memory_order_relaxed) - sequence->own_ns_before;
     if (logit_rows == 0)
         return 0;
 
     const float *logits = scheduler_logits(scheduler, logit_row, false);
-    int32_t token = sampler_pick(&generation->sampler, sequence->length, logits, facts->config.vocab, generation->scratch);
+    int32_t token =
+        sampler_pick(&generation->sampler, sequence->length, logits, facts->config.vocab, generation->scratch);
     if (token == -EDOM)
-        return error_set(ret_error, EDOM, "the logits after %" PRIu32 " tokens are not numbers; the container or the memory is damaged",
+        return error_set(ret_error, EDOM,
+                         "the logits after %" PRIu32 " tokens are not numbers; the container or the memory is damaged",
                          sequence->length);
     if (token < 0)
         return error_set(ret_error, -token, "no memory to choose a token");
     if (generation->first_token_ns == 0)
         generation->first_token_ns = clock_ns();
-    if (is_stop(facts, token))
+    if (!generation->ignore_eos && is_stop(facts, token))
         return finish(generation, "stop", ret_error);
 
     generation->tokens[sequence->length++] = token;
@@ -106,7 +112,9 @@ int generation_init(struct generation *generation, const struct facts *facts, co
                     uint64_t max_tokens, const char *const *stops, size_t stop_count, struct error *ret_error)
 {
     if (count >= facts->context)
-        return error_set(ret_error, E2BIG, "the prompt has %zu tokens, a context of %" PRIu32 " leaves no room for an answer; raise `context`",
+        return error_set(ret_error, E2BIG,
+                         "the prompt has %zu tokens, a context of %" PRIu32
+                         " leaves no room for an answer; raise `context`",
                          count, facts->context);
     uint32_t left = facts->context - (uint32_t)count;
     struct sequence *sequence = &generation->sequence;

@@ -13,21 +13,23 @@ struct generation {
     const struct tokenizer *tokenizer; /* NULL: a model of ids alone */
     struct sampler_params sampler;
     struct sampler_scratch *scratch;
+    bool ignore_eos; /* the model's stop tokens are tokens like others: for measuring */
     void (*progress)(struct generation *generation); /* there is a new token */
     void (*ended)(struct generation *generation, const struct sequence_end *end);
     /* its own */
     int32_t *tokens; /* [sequence.room]: the prompt, then the answer */
     uint32_t prompt;
     struct text_stream *stream;
-    struct buffer text;  /* of the answer, what nobody has taken yet */
-    uint32_t taken;      /* tokens of the answer that somebody has taken */
-    const char *finish;  /* "stop" or "length"; NULL while it goes on */
+    struct buffer text;                          /* of the answer, what nobody has taken yet */
+    uint32_t taken;                              /* tokens of the answer that somebody has taken */
+    const char *finish;                          /* "stop" or "length"; NULL while it goes on */
     uint64_t added_ns, first_token_ns, ended_ns; /* CLOCK_MONOTONIC, 0: not yet */
-    uint64_t disk_bytes; /* that iod read while this ran */
+    uint64_t own_ns;     /* of the front, between its steps */
+    uint64_t disk_bytes;                         /* that iod read while this ran */
 };
 
-/* Takes `prompt` (copied, at least one token). The answer has at most max_tokens tokens and ends with the context at the latest.
- * -E2BIG when the context leaves no room for an answer; -ENOMEM; what text_stream_new says of `stops`. */
+/* Takes `prompt` (copied, at least one token). The answer has at most max_tokens tokens and ends with the context at
+ * the latest. -E2BIG when the context leaves no room for an answer; -ENOMEM; what text_stream_new says of `stops`. */
 int generation_init(struct generation *generation, const struct facts *facts, const int32_t *prompt, size_t count,
                     uint64_t max_tokens, const char *const *stops, size_t stop_count, struct error *ret_error);
 void generation_free(struct generation *generation);

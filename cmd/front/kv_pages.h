@@ -1,5 +1,5 @@
-/* Which pages of the KV segment are free. The front alone gives them out and takes them back; a page has one owner, a running sequence
- * or a kept session. One thread. */
+/* Which pages of the KV segment are free. The front alone gives them out and takes them back; a page has one owner, a
+ * running sequence or a kept session. One thread. */
 #pragma once
 
 #include "proto/error.h"

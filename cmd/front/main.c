@@ -32,6 +32,7 @@ int main(int argc, char **argv)
     sigaddset(&signals, SIGINT);
     sigprocmask(SIG_BLOCK, &signals, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of that request */
     _cleanup_close_ int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
     if (signal_fd < 0) {
         error_set(&error, errno, "cannot make a signalfd: %s", strerror(errno));

@@ -38,12 +38,14 @@ static int parse_think(const json_t *message, enum chat_think *ret_think, struct
 }
 
 /* `messages` as an array of struct chat_message for free(); the strings belong to the JSON. */
-static int parse_messages(const json_t *array, struct chat_message **ret_messages, size_t *ret_count, struct fault *ret_fault)
+static int parse_messages(const json_t *array, struct chat_message **ret_messages, size_t *ret_count,
+                          struct fault *ret_fault)
 {
     static const char *const names[] = {"role", "content", "reasoning", NULL};
     size_t count = json_array_size(array);
     if (!json_is_array(array) || count == 0 || count > MESSAGES_MAX)
-        return fault_set(ret_fault, "bad_request", "messages", "messages: must be an array of 1 to %u messages", MESSAGES_MAX);
+        return fault_set(ret_fault, "bad_request", "messages", "messages: must be an array of 1 to %u messages",
+                         MESSAGES_MAX);
     _cleanup_free_ struct chat_message *messages = calloc(count, sizeof *messages);
     if (!messages)
         return fault_set(ret_fault, "model_error", "messages", "messages: no memory");
@@ -76,15 +78,16 @@ static int render(const struct front *front, const struct chat_message *messages
 {
     struct error error;
     if (!front->template)
-        return fault_set(ret_fault, "bad_request", field, "%s: %s models have no chat template; send raw: true with a prompt", field,
+        return fault_set(ret_fault, "bad_request", field,
+                         "%s: %s models have no chat template; send raw: true with a prompt", field,
                          front->scheduler.facts.config.model_type);
     struct chat_options options = {.template = front->template, .think = think};
     int status = chat_render(front->tokenizer, messages, count, &options, ret_tokens, ret_count, &error);
     return status < 0 ? refuse(status, field, &error, ret_fault) : 0;
 }
 
-static int from_text(const struct front *front, const json_t *message, const char *text, size_t length, int32_t **ret_tokens,
-                     size_t *ret_count, struct fault *ret_fault)
+static int from_text(const struct front *front, const json_t *message, const char *text, size_t length,
+                     int32_t **ret_tokens, size_t *ret_count, struct fault *ret_fault)
 {
     bool raw = false;
     enum chat_think think;
@@ -95,13 +98,14 @@ static int from_text(const struct front *front, const json_t *message, const cha
         return -EINVAL;
     if (raw) {
         if (system || think != CHAT_THINK_OFF)
-            return fault_set(ret_fault, "bad_request", system ? "system" : "think", "%s: means nothing with raw: true, which uses no template",
-                             system ? "system" : "think");
+            return fault_set(ret_fault, "bad_request", system ? "system" : "think",
+                             "%s: means nothing with raw: true, which uses no template", system ? "system" : "think");
         int status = tokenizer_encode(front->tokenizer, text, length, ret_tokens, ret_count, &error);
         return status < 0 ? refuse(status, "prompt", &error, ret_fault) : 0;
     }
     if (strlen(text) != length)
-        return fault_set(ret_fault, "bad_request", "prompt", "prompt: must not hold the character U+0000 unless raw is true");
+        return fault_set(ret_fault, "bad_request", "prompt",
+                         "prompt: must not hold the character U+0000 unless raw is true");
     struct chat_message messages[2];
     size_t count = 0;
     if (system)
@@ -123,11 +127,13 @@ static int from_messages(const struct front *front, const json_t *message, int32
         field_string(message, "system", false, &system, NULL, ret_fault) < 0)
         return -EINVAL;
     if (raw || system)
-        return fault_set(ret_fault, "bad_request", raw ? "raw" : "system", "%s: means nothing with messages", raw ? "raw" : "system");
+        return fault_set(ret_fault, "bad_request", raw ? "raw" : "system", "%s: means nothing with messages",
+                         raw ? "raw" : "system");
     return render(front, messages, count, think, "messages", ret_tokens, ret_count, ret_fault);
 }
 
-int prompt_tokens(const struct front *front, const json_t *message, int32_t **ret_tokens, size_t *ret_count, struct fault *ret_fault)
+int prompt_tokens(const struct front *front, const json_t *message, int32_t **ret_tokens, size_t *ret_count,
+                  struct fault *ret_fault)
 {
     const char *text = NULL;
     size_t length = 0;
@@ -136,16 +142,20 @@ int prompt_tokens(const struct front *front, const json_t *message, int32_t **re
     const json_t *messages = json_object_get(message, "messages");
     bool has_messages = messages && !json_is_null(messages);
     int has_text = field_string(message, "prompt", true, &text, &length, ret_fault);
-    int has_tokens = has_text < 0 ? 0 : field_tokens(message, "tokens", front->scheduler.facts.config.vocab, &tokens, &count, ret_fault);
+    int has_tokens =
+        has_text < 0 ? 0
+                     : field_tokens(message, "tokens", front->scheduler.facts.config.vocab, &tokens, &count, ret_fault);
     if (has_text < 0 || has_tokens < 0)
         return -EINVAL;
     if (has_text + has_tokens + has_messages != 1)
-        return fault_set(ret_fault, "bad_request", "prompt", "prompt: exactly one of prompt, tokens and messages is needed");
+        return fault_set(ret_fault, "bad_request", "prompt",
+                         "prompt: exactly one of prompt, tokens and messages is needed");
     const char *field = has_text ? "prompt" : has_tokens ? "tokens" : "messages";
     if (has_tokens) {
         enum chat_think think;
         const char *system = NULL;
-        if (parse_think(message, &think, ret_fault) < 0 || field_string(message, "system", false, &system, NULL, ret_fault) < 0)
+        if (parse_think(message, &think, ret_fault) < 0 ||
+            field_string(message, "system", false, &system, NULL, ret_fault) < 0)
             return -EINVAL;
         if (system || think != CHAT_THINK_OFF)
             return fault_set(ret_fault, "bad_request", system ? "system" : "think", "%s: means nothing with tokens",
@@ -163,8 +173,8 @@ int prompt_tokens(const struct front *front, const json_t *message, int32_t **re
     /* A tokenizer may know ids that the model has no row for. */
     for (size_t i = 0; i < count; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= front->scheduler.facts.config.vocab)
-            return fault_set(ret_fault, "bad_request", field, "%s: its token %d is not in the model's vocabulary of %u", field,
-                             (int)tokens[i], front->scheduler.facts.config.vocab);
+            return fault_set(ret_fault, "bad_request", field, "%s: its token %d is not in the model's vocabulary of %u",
+                             field, (int)tokens[i], front->scheduler.facts.config.vocab);
     *ret_tokens = take_pointer(tokens);
     *ret_count = count;
     return 0;

@@ -1,7 +1,7 @@
 /* The requests that take time: generate, submit and next, score, cancel.
  *
- * A request lives from its arrival until it is answered (submit: until its last piece is taken, it is cancelled, or nobody has asked
- * for SUBMIT_IDLE_SECONDS) and its sequence has left the scheduler. */
+ * A request lives from its arrival until it is answered (submit: until its last piece is taken, it is cancelled, or
+ * nobody has asked for SUBMIT_IDLE_SECONDS) and its sequence has left the scheduler. */
 #include "cmd/front/front.h"
 
 #include "cmd/front/clock.h"
@@ -88,14 +88,21 @@ static json_t *timing_json(const struct generation *generation)
     uint64_t first = generation->first_token_ns ? generation->first_token_ns : generation->ended_ns;
     uint32_t answered = generation_answer_length(generation);
     uint64_t uses = sequence->hits + sequence->misses;
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:I}",
-                     "queue_s", (double)(begun - generation->added_ns) / 1e9,
-                     "first_token_s", (double)(first - generation->added_ns) / 1e9,
-                     "total_s", (double)(generation->ended_ns - generation->added_ns) / 1e9,
-                     "prompt_tokens_per_s", rate(generation->prompt - sequence->cached, first - begun),
-                     "answer_tokens_per_s", answered > 1 ? rate(answered - 1, generation->ended_ns - first) : 0.0,
-                     "hit_rate", uses > 0 ? (double)sequence->hits / (double)uses : 1.0,
-                     "disk_bytes", (json_int_t)generation->disk_bytes);
+    json_t *parts = json_object();
+    for (int p = 0; p < STEP_PARTS; p++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s_s", step_part_name((enum step_part)p));
+        json_object_set_new(parts, name, json_real((double)sequence->part_ns[p] / 1e9));
+    }
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:f, s:f, s:f, s:o}", "queue_s", (double)(begun - generation->added_ns) / 1e9,
+                     "first_token_s", (double)(first - generation->added_ns) / 1e9, "total_s",
+                     (double)(generation->ended_ns - generation->added_ns) / 1e9, "prompt_tokens_per_s",
+                     rate(generation->prompt - sequence->cached, first - begun), "answer_tokens_per_s",
+                     answered > 1 ? rate(answered - 1, generation->ended_ns - first) : 0.0, "hit_rate",
+                     uses > 0 ? (double)sequence->hits / (double)uses : 1.0, "disk_bytes",
+                     (json_int_t)generation->disk_bytes, "steps", (json_int_t)sequence->steps, "steps_s",
+                     (double)sequence->step_ns / 1e9, "matmul_s", (double)sequence->matmul_ns / 1e9, "front_s",
+                     (double)generation->own_ns / 1e9, "parts", parts);
 }
 
 /* What nobody has taken yet of text and tokens, put into `object`; it counts as taken then. */
@@ -122,9 +129,10 @@ static json_t *generation_json(struct request *request)
     if (request->kind == REQUEST_SUBMIT)
         json_object_set_new(object, "done", json_true());
     json_object_set_new(object, "finish", json_string(generation->finish));
-    json_object_set_new(object, "usage", json_pack("{s:I, s:I, s:I}", "prompt", (json_int_t)generation->prompt, "answer",
-                                                   (json_int_t)generation_answer_length(generation), "cached",
-                                                   (json_int_t)generation->sequence.cached));
+    json_object_set_new(object, "usage",
+                        json_pack("{s:I, s:I, s:I}", "prompt", (json_int_t)generation->prompt, "answer",
+                                  (json_int_t)generation_answer_length(generation), "cached",
+                                  (json_int_t)generation->sequence.cached));
     json_object_set_new(object, "seed", json_integer((json_int_t)generation->sampler.seed));
     json_object_set_new(object, "timing", timing_json(generation));
     return object;
@@ -134,8 +142,9 @@ static json_t *score_json(const struct score *score)
 {
     double nll = score->scored > 0 ? score->nll / (double)score->scored : 0;
     json_t *perplexity = json_real(exp(nll)); /* NULL where it overflows */
-    return json_pack("{s:b, s:I, s:f, s:o, s:f}", "ok", 1, "tokens", (json_int_t)score->scored, "nll", nll, "perplexity",
-                     perplexity ? perplexity : json_null(), "seconds", (double)(score->ended_ns - score->started_ns) / 1e9);
+    return json_pack("{s:b, s:I, s:f, s:o, s:f}", "ok", 1, "tokens", (json_int_t)score->scored, "nll", nll,
+                     "perplexity", perplexity ? perplexity : json_null(), "seconds",
+                     (double)(score->ended_ns - score->started_ns) / 1e9);
 }
 
 /* Gives the waiter of a finished request its last answer; then the request is over. */
@@ -144,7 +153,7 @@ static void answer_last(struct request *request)
     if (request->over || !request->waiter.pipe)
         return;
     request->over = true;
-    answer(request, request->failed                 ? fault_json(&request->fault)
+    answer(request, request->failed                  ? fault_json(&request->fault)
                     : request->kind == REQUEST_SCORE ? score_json(&request->score)
                                                      : generation_json(request));
 }
@@ -191,7 +200,8 @@ static void generation_ended(struct generation *generation, const struct sequenc
 static void generation_progress(struct generation *generation)
 {
     struct request *request = request_of_generation(generation);
-    bool something = generation->tokenizer ? generation->text.length > 0 : generation->taken < generation_answer_length(generation);
+    bool something =
+        generation->tokenizer ? generation->text.length > 0 : generation->taken < generation_answer_length(generation);
     if (request->kind != REQUEST_SUBMIT || !request->waiter.pipe || !something)
         return;
     json_t *piece = json_pack("{s:b, s:s}", "ok", 1, "id", request->id);
@@ -212,7 +222,7 @@ static bool make_room(struct front *front)
     if (front->submitted < SUBMIT_MAX)
         return true;
     struct request *request;
-    TAILQ_FOREACH(request, &front->requests, link)
+    TAILQ_FOREACH (request, &front->requests, link)
         if (request->kind == REQUEST_SUBMIT && !request->in_scheduler && !request->waiter.pipe) {
             request->over = true;
             request_release(request);
@@ -241,7 +251,8 @@ static void refuse(struct request *request, const struct reply_address *from, co
     request_release(request);
 }
 
-static int read_sampler(struct front *front, const json_t *message, struct sampler_params *ret_params, struct fault *ret_fault)
+static int read_sampler(struct front *front, const json_t *message, struct sampler_params *ret_params,
+                        struct fault *ret_fault)
 {
     double temperature = 0, top_p = 1;
     int64_t seed = 0;
@@ -255,8 +266,11 @@ static int read_sampler(struct front *front, const json_t *message, struct sampl
             return fault_set(ret_fault, "model_error", "seed", "seed: the system gives no random number; send one");
         seed = random;
     }
-    *ret_params = (struct sampler_params){.temperature = (float)temperature, .top_p = (float)top_p, .seed = (uint64_t)seed,
-                                          .vocab_limit = SIZE_MAX, .allowed = front->allowed};
+    *ret_params = (struct sampler_params){.temperature = (float)temperature,
+                                          .top_p = (float)top_p,
+                                          .seed = (uint64_t)seed,
+                                          .vocab_limit = SIZE_MAX,
+                                          .allowed = front->allowed};
     struct error error;
     if (sampler_check(ret_params, &error) < 0)
         return fault_set(ret_fault, "bad_request", (float)top_p > 0 ? "temperature" : "top_p", "%s", error.text);
@@ -288,6 +302,7 @@ static int prepare_generation(struct request *request, const json_t *message, st
         field_integer(message, "max_tokens", 1, INT32_MAX, &max_tokens, ret_fault) < 0 ||
         read_sampler(front, message, &generation->sampler, ret_fault) < 0 ||
         field_strings(message, "stop", TEXT_STREAM_MAX_STOPS, stops, &stop_count, ret_fault) < 0 ||
+        field_bool(message, "ignore_eos", &generation->ignore_eos, ret_fault) < 0 ||
         read_session(message, generation->sequence.session, ret_fault) < 0)
         return -EINVAL;
     if (stop_count > 0 && !api_tokenizer(front, "stop", ret_fault))
@@ -297,7 +312,8 @@ static int prepare_generation(struct request *request, const json_t *message, st
     generation->progress = generation_progress;
     generation->ended = generation_ended;
     struct error error;
-    int status = generation_init(generation, &front->scheduler.facts, prompt, count, (uint64_t)max_tokens, stops, stop_count, &error);
+    int status = generation_init(generation, &front->scheduler.facts, prompt, count, (uint64_t)max_tokens, stops,
+                                 stop_count, &error);
     if (status == -E2BIG) {
         static const char *const fields[] = {"prompt", "tokens", "messages"};
         size_t i = 0;
@@ -306,21 +322,24 @@ static int prepare_generation(struct request *request, const json_t *message, st
         return fault_set(ret_fault, "too_long", fields[i], "%s", error.text);
     }
     if (status < 0)
-        return fault_set(ret_fault, status == -ENOMEM ? "model_error" : "bad_request", status == -ENOMEM ? NULL : "stop", "%s", error.text);
+        return fault_set(ret_fault, status == -ENOMEM ? "model_error" : "bad_request",
+                         status == -ENOMEM ? NULL : "stop", "%s", error.text);
     return 0;
 }
 
-void request_generate(struct front *front, const struct reply_address *from, const json_t *message, enum request_kind kind)
+void request_generate(struct front *front, const struct reply_address *from, const json_t *message,
+                      enum request_kind kind)
 {
-    static const char *const names[] = {"op",     "prompt", "tokens", "messages", "max_tokens", "temperature", "top_p",
-                                        "seed",   "stop",   "raw",    "session",  "system",     "think",       NULL};
+    static const char *const names[] = {"op",   "prompt", "tokens", "messages", "max_tokens", "temperature", "top_p",
+                                        "seed", "stop",   "raw",    "session",  "system",     "think",       "ignore_eos", NULL};
     struct fault fault;
     struct request *request = NULL;
     int status = fields_check(message, names, &fault);
     if (status == 0 && kind == REQUEST_SUBMIT && !make_room(front))
-        status = fault_set(&fault, "busy", NULL, "%u submitted requests have not been fetched; ask again later", SUBMIT_MAX);
+        status =
+            fault_set(&fault, "busy", NULL, "%u submitted requests have not been fetched; ask again later", SUBMIT_MAX);
     if (status == 0 && !(request = request_new(front, from, kind)))
-        status = fault_set(&fault, "model_error", NULL, "no memory for a request");
+        fault_set(&fault, "model_error", NULL, "no memory for a request");
     if (!request) {
         front_reply_fault(front, from, &fault);
         return;
@@ -335,13 +354,15 @@ void request_generate(struct front *front, const struct reply_address *from, con
 }
 
 /* The tokens that are to be scored; at least 2. */
-static int score_tokens(struct front *front, const json_t *message, int32_t **ret_tokens, size_t *ret_count, struct fault *ret_fault)
+static int score_tokens(struct front *front, const json_t *message, int32_t **ret_tokens, size_t *ret_count,
+                        struct fault *ret_fault)
 {
     const char *text;
     size_t length;
     int has_text = field_string(message, "text", true, &text, &length, ret_fault);
-    int has_tokens =
-        has_text < 0 ? 0 : field_tokens(message, "tokens", front->scheduler.facts.config.vocab, ret_tokens, ret_count, ret_fault);
+    int has_tokens = has_text < 0 ? 0
+                                  : field_tokens(message, "tokens", front->scheduler.facts.config.vocab, ret_tokens,
+                                                 ret_count, ret_fault);
     if (has_text < 0 || has_tokens < 0)
         return -EINVAL;
     if (has_text + has_tokens != 1)
@@ -356,11 +377,12 @@ static int score_tokens(struct front *front, const json_t *message, int32_t **re
             return fault_set(ret_fault, "bad_request", "text", "%s", error.text);
         for (size_t i = 0; i < *ret_count; i++)
             if ((uint32_t)(*ret_tokens)[i] >= front->scheduler.facts.config.vocab)
-                return fault_set(ret_fault, "bad_request", "text", "text: its token %d is not in the model's vocabulary", (int)(*ret_tokens)[i]);
+                return fault_set(ret_fault, "bad_request", "text",
+                                 "text: its token %d is not in the model's vocabulary", (int)(*ret_tokens)[i]);
     }
     if (*ret_count < 2)
-        return fault_set(ret_fault, "bad_request", field, "%s: has %zu tokens, at least 2 are needed: the first is not scored", field,
-                         *ret_count);
+        return fault_set(ret_fault, "bad_request", field,
+                         "%s: has %zu tokens, at least 2 are needed: the first is not scored", field, *ret_count);
     return 0;
 }
 
@@ -380,7 +402,8 @@ static int prepare_score(struct request *request, const json_t *message, struct 
     int64_t window = facts->context;
     size_t count = 0;
     _cleanup_free_ int32_t *tokens = NULL;
-    if (score_path(message, "logits", &logits, ret_fault) < 0 || score_path(message, "draft_logits", &drafts, ret_fault) < 0 ||
+    if (score_path(message, "logits", &logits, ret_fault) < 0 ||
+        score_path(message, "draft_logits", &drafts, ret_fault) < 0 ||
         field_integer(message, "context", 2, facts->context, &window, ret_fault) < 0 ||
         score_tokens(front, message, &tokens, &count, ret_fault) < 0)
         return -EINVAL;
@@ -388,10 +411,11 @@ static int prepare_score(struct request *request, const json_t *message, struct 
         return fault_set(ret_fault, "bad_request", "draft_logits", "draft_logits: the model has no MTP layer");
     request->score.ended = score_ended;
     struct error error;
-    int status = score_init(&request->score, facts, take_pointer(tokens), count, (uint32_t)window, logits, drafts, &error);
+    int status =
+        score_init(&request->score, facts, take_pointer(tokens), count, (uint32_t)window, logits, drafts, &error);
     if (status < 0)
-        return fault_set(ret_fault, request->score.failed_field ? "bad_request" : "model_error", request->score.failed_field, "%s",
-                         error.text);
+        return fault_set(ret_fault, request->score.failed_field ? "bad_request" : "model_error",
+                         request->score.failed_field, "%s", error.text);
     return 0;
 }
 
@@ -402,7 +426,7 @@ void request_score(struct front *front, const struct reply_address *from, const 
     struct request *request = NULL;
     int status = fields_check(message, names, &fault);
     if (status == 0 && !(request = request_new(front, from, REQUEST_SCORE)))
-        status = fault_set(&fault, "model_error", NULL, "no memory for a request");
+        fault_set(&fault, "model_error", NULL, "no memory for a request");
     if (!request) {
         front_reply_fault(front, from, &fault);
         return;
@@ -415,7 +439,8 @@ void request_score(struct front *front, const struct reply_address *from, const 
 }
 
 /* The request that the message's `id` names. */
-static struct request *find(struct front *front, const json_t *message, const char *const *names, struct fault *ret_fault)
+static struct request *find(struct front *front, const json_t *message, const char *const *names,
+                            struct fault *ret_fault)
 {
     const char *id;
     if (fields_check(message, names, ret_fault) < 0)
@@ -424,14 +449,15 @@ static struct request *find(struct front *front, const json_t *message, const ch
     if (status < 0)
         return NULL;
     struct request *request;
-    TAILQ_FOREACH(request, &front->requests, link)
+    TAILQ_FOREACH (request, &front->requests, link)
         if (status == 1 && !request->over && strcmp(request->id, id) == 0)
             return request;
     if (status == 0)
         fault_set(ret_fault, "bad_request", "id", "id: is missing");
     else
-        fault_set(ret_fault, "bad_request", "id", "id: no request \"%.40s\" is here; it was answered, cancelled, or not asked for in %d s",
-                  id, SUBMIT_IDLE_SECONDS);
+        fault_set(ret_fault, "bad_request", "id",
+                  "id: no request \"%.40s\" is here; it was answered, cancelled, or not asked for in %d s", id,
+                  SUBMIT_IDLE_SECONDS);
     return NULL;
 }
 
@@ -453,7 +479,8 @@ void request_next(struct front *front, const struct reply_address *from, const j
     int64_t wait_ms = NEXT_WAIT_MS;
     struct request *request = find(front, message, names, &fault);
     if (request && request->kind != REQUEST_SUBMIT) {
-        fault_set(&fault, "bad_request", "id", "id: %s is answered whole; only a submitted request comes in pieces", request->id);
+        fault_set(&fault, "bad_request", "id", "id: %s is answered whole; only a submitted request comes in pieces",
+                  request->id);
         request = NULL;
     }
     if (!request || field_integer(message, "wait_ms", 0, NEXT_WAIT_MAX_MS, &wait_ms, &fault) < 0) {
@@ -508,7 +535,7 @@ void request_cancel(struct front *front, const struct reply_address *from, const
 bool request_is_waiting(const struct front *front, const struct reply_address *from)
 {
     const struct request *request;
-    TAILQ_FOREACH(request, &front->requests, link)
+    TAILQ_FOREACH (request, &front->requests, link)
         if (request->waiter.pipe == from->pipe && request->waiter.header_bytes == from->header_bytes &&
             memcmp(request->waiter.header, from->header, from->header_bytes) == 0)
             return true;

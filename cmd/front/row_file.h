@@ -1,5 +1,5 @@
-/* A safetensors file of one f32 matrix that is written row after row, because it need not fit in memory. It stands under a temporary
- * name until it is whole. One thread. */
+/* A safetensors file of one f32 matrix that is written row after row, because it need not fit in memory. It stands
+ * under a temporary name until it is whole. One thread. */
 #pragma once
 
 #include "proto/error.h"

@@ -17,8 +17,8 @@ int scheduler_open(struct scheduler *scheduler, const char *instance, const char
         return status;
     const struct facts *facts = &scheduler->facts;
     exchange_layout(facts, &scheduler->layout);
-    status = segment_attach(instance, "exchange", SEGMENT_EXCHANGE, scheduler->layout.segment_bytes, false, &scheduler->exchange,
-                            ret_error);
+    status = segment_attach(instance, "exchange", SEGMENT_EXCHANGE, scheduler->layout.segment_bytes, false,
+                            &scheduler->exchange, ret_error);
     if (status == 0)
         status = kv_pages_init(&scheduler->pages, facts->kv_pages, ret_error);
     if (status == 0) {
@@ -56,8 +56,8 @@ static void leave(struct scheduler *scheduler, struct sequence *sequence, const 
         TAILQ_REMOVE(&scheduler->running, sequence, link);
         scheduler->running_count--;
         if (sequence->session[0])
-            sessions_keep(&scheduler->sessions, sequence->session, sequence->tokens, sequence->computed, sequence->pages,
-                          sequence->page_count, scheduler->facts.page_tokens);
+            sessions_keep(&scheduler->sessions, sequence->session, sequence->tokens, sequence->computed,
+                          sequence->pages, sequence->page_count, scheduler->facts.page_tokens);
         else
             kv_pages_give(&scheduler->pages, sequence->pages, sequence->page_count);
         free(sequence->pages);
@@ -136,7 +136,8 @@ static int start(struct scheduler *scheduler, struct sequence *sequence)
         return -ENOMEM;
     uint32_t cached = 0;
     if (sequence->session[0])
-        cached = sessions_take(&scheduler->sessions, sequence->session, sequence->tokens, sequence->length, needed, pages, &kept);
+        cached = sessions_take(&scheduler->sessions, sequence->session, sequence->tokens, sequence->length, needed,
+                               pages, &kept);
     sessions_evict(&scheduler->sessions, needed - kept);
     if (kv_pages_take(&scheduler->pages, needed - kept, pages + kept) < 0) {
         kv_pages_give(&scheduler->pages, pages, kept);
@@ -152,19 +153,22 @@ static int start(struct scheduler *scheduler, struct sequence *sequence)
     sequence->page_count = needed;
     sequence->cached = sequence->computed = cached;
     sequence->started_ns = clock_ns();
+    sequence->own_ns_before = atomic_load_explicit(&scheduler->control->front.own_ns, memory_order_relaxed);
     sequence->disk_bytes_before = atomic_load_explicit(&scheduler->control->iod.load_bytes, memory_order_relaxed);
     count_sequences(scheduler);
     return 0;
 }
 
-/* Asks every running sequence for its rows, in the order in which they started, and fills the arrays. Nobody takes more than
- * prefill_chunk rows, nor the one row that each of those behind may always have: an answer never waits for a long prompt. */
-static void plan_step(struct scheduler *scheduler, struct step_sequence *parts, int32_t *tokens, int32_t *next, struct step *step)
+/* Asks every running sequence for its rows, in the order in which they started, and fills the arrays. Nobody takes more
+ * than prefill_chunk rows, nor the one row that each of those behind may always have: an answer never waits for a long
+ * prompt. */
+static void plan_step(struct scheduler *scheduler, struct step_sequence *parts, int32_t *tokens, int32_t *next,
+                      struct step *step)
 {
     const struct facts *facts = &scheduler->facts;
     uint32_t others = scheduler->running_count, logit_rows = 0;
     struct sequence *sequence;
-    TAILQ_FOREACH(sequence, &scheduler->running, link) {
+    TAILQ_FOREACH (sequence, &scheduler->running, link) {
         struct step_plan *plan = &sequence->plan;
         *plan = (struct step_plan){0};
         others--; /* each of those behind keeps a row and a row of logits */
@@ -199,7 +203,8 @@ static void next_step(struct scheduler *scheduler)
     while ((sequence = TAILQ_FIRST(&scheduler->waiting)) && scheduler->running_count < scheduler->facts.slots) {
         int status = start(scheduler, sequence);
         if (status == -ENOMEM)
-            leave(scheduler, sequence, "model_error", "no memory for its table of pages; free some memory and ask again");
+            leave(scheduler, sequence, "model_error",
+                  "no memory for its table of pages; free some memory and ask again");
         else if (status < 0)
             break;
     }
@@ -210,15 +215,19 @@ static void next_step(struct scheduler *scheduler)
     _cleanup_free_ struct step_sequence *parts = malloc(scheduler->running_count * sizeof *parts);
     _cleanup_free_ int32_t *tokens = malloc(2 * rows * sizeof *tokens);
     struct error error;
-    struct step step = {.id = scheduler->step_id + 1, .epoch = scheduler->epoch, .sequence = parts, .tokens = tokens,
+    struct step step = {.id = scheduler->step_id + 1,
+                        .epoch = scheduler->epoch,
+                        .sequence = parts,
+                        .tokens = tokens,
                         .next = tokens + rows};
-    int status = parts && tokens ? 0 : error_set(&error, ENOMEM, "no memory for a step; free some memory and ask again");
+    int status =
+        parts && tokens ? 0 : error_set(&error, ENOMEM, "no memory for a step; free some memory and ask again");
     if (status == 0) {
         plan_step(scheduler, parts, tokens, tokens + rows, &step);
         status = message_encode_step(&step, &scheduler->message, &scheduler->message_bytes, &error);
     }
     if (status < 0) {
-        TAILQ_FOREACH(sequence, &scheduler->running, link)
+        TAILQ_FOREACH (sequence, &scheduler->running, link)
             sequence->stepped = true;
         end_carried(scheduler, true, "model_error", error.text);
         return;
@@ -229,8 +238,8 @@ static void next_step(struct scheduler *scheduler)
     scheduler_send(scheduler);
 }
 
-/* Steps are started one after another until one is in flight or nothing can be computed: a step that fails at once ends its
- * sequences, and the next may start. */
+/* Steps are started one after another until one is in flight or nothing can be computed: a step that fails at once ends
+ * its sequences, and the next may start. */
 static void keep_going(struct scheduler *scheduler)
 {
     do
@@ -255,6 +264,7 @@ void scheduler_send(struct scheduler *scheduler)
         scheduler->unsent &= ~(1u << w);
     }
     if (scheduler->unsent == 0) {
+        scheduler->sent_ns = clock_ns();
         free(scheduler->message);
         scheduler->message = NULL;
     }
@@ -264,11 +274,12 @@ int scheduler_add(struct scheduler *scheduler, struct sequence *sequence, struct
 {
     const struct facts *facts = &scheduler->facts;
     if (pages_of(scheduler, sequence->room) > facts->kv_pages)
-        return error_set(ret_error, E2BIG, "%" PRIu32 " tokens need %" PRIu32 " KV pages, the instance has %" PRIu32, sequence->room,
-                         pages_of(scheduler, sequence->room), facts->kv_pages);
+        return error_set(ret_error, E2BIG, "%" PRIu32 " tokens need %" PRIu32 " KV pages, the instance has %" PRIu32,
+                         sequence->room, pages_of(scheduler, sequence->room), facts->kv_pages);
     bool starts_now = scheduler->waiting_count == 0 && scheduler->running_count < facts->slots;
     if (!starts_now && scheduler->waiting_count >= facts->queue)
-        return error_set(ret_error, EBUSY, "%" PRIu32 " requests run and %" PRIu32 " wait; ask again later, or raise `queue`",
+        return error_set(ret_error, EBUSY,
+                         "%" PRIu32 " requests run and %" PRIu32 " wait; ask again later, or raise `queue`",
                          scheduler->running_count, scheduler->waiting_count);
     sequence->state = SEQUENCE_WAITING;
     TAILQ_INSERT_TAIL(&scheduler->waiting, sequence, link);
@@ -289,18 +300,29 @@ void scheduler_cancel(struct scheduler *scheduler, struct sequence *sequence)
 const float *scheduler_logits(struct scheduler *scheduler, uint32_t row, bool draft)
 {
     size_t vocab = scheduler->facts.config.vocab;
-    memcpy(scheduler->row, exchange_logits(&scheduler->exchange, &scheduler->layout, draft) + row * vocab, vocab * sizeof(float));
+    memcpy(scheduler->row, exchange_logits(&scheduler->exchange, &scheduler->layout, draft) + row * vocab,
+           vocab * sizeof(float));
     return scheduler->row;
 }
 
 static void describe_failure(const struct step_done *done, struct error *ret_error)
 {
     if (done->status == -EIO && done->code != 0)
-        error_set(ret_error, EIO, "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ": %s", done->expert, done->layer, done->slice,
+        error_set(ret_error, EIO, "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ": %s", done->expert,
+                  done->layer, done->slice,
                   done->code == EBADMSG ? "its checksum is wrong; the container is damaged, convert it again"
                                         : strerror((int)done->code));
     else
         error_set(ret_error, EIO, "a worker could not run the step: %s; its log says more", strerror(-done->status));
+}
+
+static void add_times(struct sequence *sequence, const struct step_done *done)
+{
+    sequence->steps++;
+    sequence->step_ns += done->step_ns;
+    sequence->matmul_ns += done->matmul_ns;
+    for (unsigned p = 0; p < STEP_PARTS; p++)
+        sequence->part_ns[p] += done->part_ns[p];
 }
 
 /* Gives every sequence of the finished STEP its logits. */
@@ -311,13 +333,16 @@ static void advance_all(struct scheduler *scheduler, const struct step_done *don
     while (sequence) {
         struct sequence *next = TAILQ_NEXT(sequence, link);
         const struct step_plan *plan = &sequence->plan;
-        uint32_t rows = plan->rows, logit_rows = plan->logits == LOGITS_ALL ? rows : plan->logits == LOGITS_LAST ? 1 : 0;
+        uint32_t rows = plan->rows, logit_rows = plan->logits == LOGITS_ALL    ? rows
+                                                 : plan->logits == LOGITS_LAST ? 1
+                                                                               : 0;
         if (rows > 0 && sequence->cancelled)
             leave(scheduler, sequence, NULL, NULL);
         else if (rows > 0) {
             struct error error;
             sequence->hits += done->hits;
             sequence->misses += done->misses;
+            add_times(sequence, done);
             int status = sequence->method->advance(sequence, scheduler, logit_row, logit_rows, &error);
             sequence->plan.rows = 0;
             if (status != 0)
@@ -345,9 +370,11 @@ static void take_done(struct scheduler *scheduler, const void *bytes, size_t siz
         describe_failure(&done, &error);
         status = done.status;
     }
+    if (status == 0 && scheduler->unsent != 0)
+        status = error_set(&error, EBADMSG, "worker 0 says that a step is done which not all workers have got");
     if (status == 0 && done.logit_rows != scheduler->in_flight_logits)
-        status = error_set(&error, EBADMSG, "worker 0 gave %" PRIu32 " rows of logits where %" PRIu32 " were asked for", done.logit_rows,
-                           scheduler->in_flight_logits);
+        status = error_set(&error, EBADMSG, "worker 0 gave %" PRIu32 " rows of logits where %" PRIu32 " were asked for",
+                           done.logit_rows, scheduler->in_flight_logits);
     drop_step(scheduler);
     if (status < 0)
         end_carried(scheduler, false, "model_error", error.text);
@@ -355,16 +382,28 @@ static void take_done(struct scheduler *scheduler, const void *bytes, size_t siz
         advance_all(scheduler, &done);
 }
 
+static void add_counter(_Atomic uint64_t *counter, uint64_t value)
+{
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + value, memory_order_relaxed);
+}
+
 void scheduler_receive(struct scheduler *scheduler, uint32_t w)
 {
     void *bytes;
     size_t size;
+    uint64_t woken = clock_ns(), sent = scheduler->sent_ns;
+    bool waited = scheduler->in_flight;
     while (channel_receive(scheduler->workers[w], 0, &bytes, &size, NULL) == 0) {
         if (w == 0)
             take_done(scheduler, bytes, size);
         free(bytes);
     }
+    bool done = waited && !scheduler->in_flight;
     keep_going(scheduler);
+    if (done) {
+        add_counter(&scheduler->control->front.flight_ns, woken - sent);
+        add_counter(&scheduler->control->front.own_ns, clock_ns() - woken);
+    }
 }
 
 void scheduler_wake(struct scheduler *scheduler)
@@ -373,7 +412,8 @@ void scheduler_wake(struct scheduler *scheduler)
     if (epoch != scheduler->epoch) {
         scheduler->epoch = epoch;
         drop_step(scheduler);
-        end_carried(scheduler, true, "restarted", "a process of the instance died while it worked on this request; ask again");
+        end_carried(scheduler, true, "restarted",
+                    "a process of the instance died while it worked on this request; ask again");
     }
     keep_going(scheduler);
 }

@@ -1,8 +1,8 @@
 /* The scheduler: which sequences run, and the STEPs that carry them forward.
  *
- * A sequence waits in a FIFO queue until a slot and its KV pages are free; then every STEP takes some rows of each running sequence.
- * There is one STEP in flight at most. What a sequence wants of a STEP and does with its logits is its method's: an answer
- * (generation.h) or a score (score.h). One thread. */
+ * A sequence waits in a FIFO queue until a slot and its KV pages are free; then every STEP takes some rows of each
+ * running sequence. There is one STEP in flight at most. What a sequence wants of a STEP and does with its logits is
+ * its method's: an answer (generation.h) or a score (score.h). One thread. */
 #pragma once
 
 #include "cmd/front/kv_pages.h"
@@ -24,10 +24,11 @@ struct step_plan {
     enum step_logits logits;
     bool draft;
     const int32_t *tokens;
-    uint32_t known; /* tokens[0 .. known - 1] are known, rows at least: where a row's next token is among them the STEP says it */
+    uint32_t known; /* tokens known from tokens[0] on, rows or more: the STEP tells a row its next token */
 };
 
-/* Why a sequence ended, in the words of the request socket. NULL code: it came to its own end; "cancelled": scheduler_cancel. */
+/* Why a sequence ended, in the words of the request socket. NULL code: it came to its own end; "cancelled":
+ * scheduler_cancel. */
 struct sequence_end {
     const char *code; /* "model_error", "restarted", "cancelled" */
     const char *message;
@@ -36,8 +37,8 @@ struct sequence_end {
 struct sequence_method {
     /* Its next rows, at most max_rows of them and at most max_logit_rows with logits (both at least 1). */
     void (*plan)(struct sequence *sequence, uint32_t max_rows, uint32_t max_logit_rows, struct step_plan *ret_plan);
-    /* The planned rows are computed; their `logit_rows` rows of logits begin at `logit_row` (scheduler_logits). 0: go on; 1: at its
-     * end; negative: a model_error with its line. */
+    /* The planned rows are computed; their `logit_rows` rows of logits begin at `logit_row` (scheduler_logits). 0: go
+     * on; 1: at its end; negative: a model_error with its line. */
     int (*advance)(struct sequence *sequence, struct scheduler *scheduler, uint32_t logit_row, uint32_t logit_rows,
                    struct error *ret_error);
     /* Called once, when it has left the scheduler; may free it. */
@@ -53,19 +54,20 @@ struct sequence {
     char session[SESSION_NAME_MAX]; /* "": none */
     const int32_t *tokens;          /* [length] from position 0 on; kept up to date by the owner */
     uint32_t length;
-    uint32_t computed;              /* positions whose keys stand in the pages; grows in `advance` */
+    uint32_t computed; /* positions whose keys stand in the pages; grows in `advance` */
     /* the scheduler's */
     TAILQ_ENTRY(sequence) link;
     enum sequence_state state;
-    bool stepped;                   /* some STEP has carried it */
-    bool cancelled;                 /* ended while a STEP that carries it is in flight: leaves when that is done */
-    uint32_t *pages;                /* [page_count] */
+    bool stepped;    /* some STEP has carried it */
+    bool cancelled;  /* ended while a STEP that carries it is in flight: leaves when that is done */
+    uint32_t *pages; /* [page_count] */
     uint32_t page_count;
-    uint32_t cached;                /* positions that a session brought */
-    struct step_plan plan;          /* in the STEP in flight; rows 0: not in it */
+    uint32_t cached;       /* positions that a session brought */
+    struct step_plan plan; /* in the STEP in flight; rows 0: not in it */
     /* what its steps said; shared steps count for each of their sequences */
-    uint64_t hits, misses, disk_bytes_before;
-    uint64_t started_ns;            /* CLOCK_MONOTONIC when it got its slot */
+    uint64_t hits, misses, disk_bytes_before, own_ns_before;
+    uint64_t steps, step_ns, part_ns[STEP_PARTS], matmul_ns;
+    uint64_t started_ns; /* CLOCK_MONOTONIC when it got its slot */
 };
 
 TAILQ_HEAD(sequence_list, sequence);
@@ -83,11 +85,12 @@ struct scheduler {
     uint32_t epoch;   /* the last one seen */
     uint64_t step_id; /* of the last STEP */
     bool in_flight;
+    uint64_t sent_ns; /* CLOCK_MONOTONIC when the last worker had got it */
     uint32_t in_flight_logits; /* rows of logits that it asked for */
     void *message;             /* the STEP's bytes while a worker has not got them yet */
     size_t message_bytes;
-    uint32_t unsent;           /* bit w: worker w has not got the message */
-    float *row;                /* [vocab] a private copy of one row of logits */
+    uint32_t unsent; /* bit w: worker w has not got the message */
+    float *row;      /* [vocab] a private copy of one row of logits */
 };
 
 /* Attaches the segments of `instance` and dials `<rundir>/worker.<i>.ipc`. */
@@ -95,7 +98,8 @@ int scheduler_open(struct scheduler *scheduler, const char *instance, const char
 /* Ends every sequence with `restarted` and lets everything go. */
 void scheduler_close(struct scheduler *scheduler);
 
-/* Puts a sequence in the queue; scheduler_continue starts it. -EBUSY: the queue is full; -E2BIG: more KV pages than there are. */
+/* Puts a sequence in the queue; scheduler_continue starts it. -EBUSY: the queue is full; -E2BIG: more KV pages than
+ * there are. */
 int scheduler_add(struct scheduler *scheduler, struct sequence *sequence, struct error *ret_error);
 
 /* Takes a sequence out. Its method's end() is called: at once, or when the STEP in flight that carries it is done. */

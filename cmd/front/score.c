@@ -28,8 +28,12 @@ static void plan(struct sequence *sequence, uint32_t max_rows, uint32_t max_logi
         rows = max_rows;
     if (rows > max_logit_rows)
         rows = max_logit_rows;
-    *ret_plan = (struct step_plan){.first = sequence->computed, .rows = rows, .logits = LOGITS_ALL, .draft = score->with_drafts,
-                                   .tokens = score->tokens + score->start + sequence->computed, .known = left};
+    *ret_plan = (struct step_plan){.first = sequence->computed,
+                                   .rows = rows,
+                                   .logits = LOGITS_ALL,
+                                   .draft = score->with_drafts,
+                                   .tokens = score->tokens + score->start + sequence->computed,
+                                   .known = left};
 }
 
 /* -log softmax(logits)[target], or NaN. */
@@ -52,7 +56,8 @@ static int file_failed(struct score *score, const char *field, int status)
 }
 
 /* Row `position` of the window, the token after it being known or not. */
-static int take_row(struct score *score, struct scheduler *scheduler, uint32_t row, uint32_t position, struct error *ret_error)
+static int take_row(struct score *score, struct scheduler *scheduler, uint32_t row, uint32_t position,
+                    struct error *ret_error)
 {
     uint32_t vocab = scheduler->facts.config.vocab;
     size_t token = score->start + position;
@@ -61,7 +66,9 @@ static int take_row(struct score *score, struct scheduler *scheduler, uint32_t r
     if (known) {
         double nll = surprise(logits, vocab, score->tokens[token + 1]);
         if (!isfinite(nll))
-            return error_set(ret_error, EDOM, "the logits after token %zu are not numbers; the container or the memory is damaged", token);
+            return error_set(ret_error, EDOM,
+                             "the logits after token %zu are not numbers; the container or the memory is damaged",
+                             token);
         score->nll += nll;
         score->scored++;
     }
@@ -69,7 +76,8 @@ static int take_row(struct score *score, struct scheduler *scheduler, uint32_t r
     if (status < 0)
         return file_failed(score, "logits", status);
     if (score->with_drafts && token + 1 < score->count) {
-        status = row_file_write(&score->drafts, known ? scheduler_logits(scheduler, row, true) : score->unknown, ret_error);
+        status =
+            row_file_write(&score->drafts, known ? scheduler_logits(scheduler, row, true) : score->unknown, ret_error);
         if (status < 0)
             return file_failed(score, "draft_logits", status);
     }

@@ -1,11 +1,11 @@
 /* The front, one thread and one poll loop:
  *
- *   server.c      the request socket and the loop                  scheduler.c   queue, slots, STEPs
- *   api.c         operations, parsing                              session.c     kept beginnings of conversations
- *   field.c       checked fields, faults                           kv_pages.c    free pages
- *   requests.c    generate, submit/next, score, cancel             generation.c  a sequence that answers
- *   prompt.c      prompt -> tokens                                 score.c       a sequence that is scored; row_file.c its files
- *   stats.c       status, stats, metrics                           tokenizer, chat, sampler, text_stream: text and choice */
+ *   server.c      the request socket and the loop      scheduler.c   queue, slots, STEPs
+ *   api.c         operations, parsing                  session.c     kept beginnings of conversations
+ *   field.c       checked fields, faults               kv_pages.c    free pages
+ *   requests.c    generate, submit/next, score, ...    generation.c  a sequence that answers
+ *   prompt.c      prompt -> tokens                     score.c       a sequence that is scored; row_file.c: its files
+ *   stats.c       status, stats, metrics               tokenizer, chat, sampler, text_stream: text and choice */
 #include "cmd/front/server.h"
 
 #include "cmd/front/clock.h"
@@ -26,8 +26,10 @@
 #define RECEIVE_MAX ((size_t)64 << 20)
 #define SEND_BUFFER 64
 #define SEND_TIMEOUT_MS 1000
+#define REQUESTS_A_ROUND 16
 
-/* What the loop needs beside the front: the ends of the pipe through which nng's threads say that a client's connection is gone. */
+/* What the loop needs beside the front: the ends of the pipe through which nng's threads say that a client's connection
+ * is gone. */
 struct server {
     struct front front; /* first: struct front is what the others see */
     int closed_read, closed_write;
@@ -41,15 +43,17 @@ static struct server *of_front(struct front *front)
 
 void front_reply(struct front *front, const struct reply_address *to, json_t *answer)
 {
-    static const char no_memory[] = "{\"ok\":false,\"error\":{\"code\":\"model_error\",\"message\":\"no memory for the answer\"}}";
-    _cleanup_free_ char *text = answer ? json_dumps(answer, JSON_COMPACT) : NULL;
+    static const char no_memory[] =
+        "{\"ok\":false,\"error\":{\"code\":\"model_error\",\"message\":\"no memory for the answer\"}}";
+    _cleanup_free_ char *text = answer ? json_dumps(answer, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
     json_decref(answer);
     const char *body = text ? text : no_memory;
     nng_msg *message;
     if (nng_msg_alloc(&message, 0) != 0)
         return;
-    /* The send is taken over by nng's own queue at once: a client that does not read has its answers dropped, nobody waits for it. */
-    if (nng_msg_append(message, body, strlen(body)) != 0 || nng_msg_header_append(message, to->header, to->header_bytes) != 0 ||
+    /* nng's own queue takes it over at once: a client that does not read has its answers dropped, nobody waits for it. */
+    if (nng_msg_append(message, body, strlen(body)) != 0 ||
+        nng_msg_header_append(message, to->header, to->header_bytes) != 0 ||
         nng_sendmsg(front->socket, message, 0) != 0)
         nng_msg_free(message);
 }
@@ -59,8 +63,8 @@ void front_reply_fault(struct front *front, const struct reply_address *to, cons
     front_reply(front, to, fault_json(fault));
 }
 
-/* nng's thread: a connection is gone. A pipe's write of 4 bytes is whole or nothing. Should it ever be full (16384 closed connections
- * that the loop has not seen), some answers are computed for nobody. */
+/* nng's thread: a connection is gone. A pipe's write of 4 bytes is whole or nothing. Should it ever be full (16384 closed
+ * connections that the loop has not seen), some answers are computed for nobody. */
 static void pipe_closed(nng_pipe pipe, nng_pipe_ev event, void *context)
 {
     const struct server *server = context;
@@ -76,8 +80,10 @@ static int open_socket(struct server *server, const char *rundir, struct error *
     int length = snprintf(url, sizeof url, "ipc://%s/api.ipc", rundir);
     size_t limit = sizeof((struct sockaddr_un){0}.sun_path) - 1;
     if (length < 0 || (size_t)length - strlen("ipc://") > limit)
-        return error_set(ret_error, ENAMETOOLONG, "%s/api.ipc: too long for the path of a socket, %zu bytes may be used; set "
-                         "CALYPTE_RUNTIME_DIR to a shorter one", rundir, limit);
+        return error_set(ret_error, ENAMETOOLONG,
+                         "%s/api.ipc: too long for the path of a socket, %zu bytes may be used; set "
+                         "CALYPTE_RUNTIME_DIR to a shorter one",
+                         rundir, limit);
     int ends[2];
     if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
         return error_set(ret_error, errno, "cannot make a pipe: %s", strerror(errno));
@@ -124,7 +130,8 @@ static int open_tokenizer(struct front *front, struct error *ret_error)
 int server_open(const struct heritage *heritage, struct front **ret_front, struct error *ret_error)
 {
     if (heritage->wake_fd < 0)
-        return error_set(ret_error, EINVAL, "--wake-fd: is missing; `calypte up` starts this program with the right arguments");
+        return error_set(ret_error, EINVAL,
+                         "--wake-fd: is missing; `calypte up` starts this program with the right arguments");
     struct server *server = calloc(1, sizeof *server);
     if (!server)
         return error_set(ret_error, ENOMEM, "no memory");
@@ -150,11 +157,12 @@ int server_open(const struct heritage *heritage, struct front **ret_front, struc
     return 0;
 }
 
-/* Takes every message that is there. */
+/* Takes messages that are there, not so many that workers wait for the next STEP behind a busy client. */
 static void take_requests(struct front *front)
 {
     nng_msg *message;
-    while (nng_recvmsg(front->socket, &message, NNG_FLAG_NONBLOCK) == 0) {
+    for (int taken = 0; taken < REQUESTS_A_ROUND && nng_recvmsg(front->socket, &message, NNG_FLAG_NONBLOCK) == 0;
+         taken++) {
         struct reply_address from = {.pipe = (uint32_t)nng_pipe_id(nng_msg_get_pipe(message)),
                                      .header_bytes = nng_msg_header_len(message)};
         if (from.header_bytes <= sizeof from.header) {
@@ -163,8 +171,8 @@ static void take_requests(struct front *front)
                 api_take(front, &from, nng_msg_body(message), nng_msg_len(message));
         }
         nng_msg_free(message);
+        scheduler_continue(&front->scheduler);
     }
-    scheduler_continue(&front->scheduler);
 }
 
 static void take_closed(struct server *server)

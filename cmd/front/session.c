@@ -30,8 +30,8 @@ static struct session *find(struct sessions *sessions, const char *name)
     return NULL;
 }
 
-uint32_t sessions_take(struct sessions *sessions, const char *name, const int32_t *tokens, uint32_t count, uint32_t room,
-                       uint32_t *ret_pages, uint32_t *ret_page_count)
+uint32_t sessions_take(struct sessions *sessions, const char *name, const int32_t *tokens, uint32_t count,
+                       uint32_t room, uint32_t *ret_pages, uint32_t *ret_page_count)
 {
     *ret_page_count = 0;
     struct session *session = name[0] ? find(sessions, name) : NULL;
@@ -66,8 +66,8 @@ static struct session *place(struct sessions *sessions, const char *name)
     return session;
 }
 
-void sessions_keep(struct sessions *sessions, const char *name, const int32_t *tokens, uint32_t length, const uint32_t *pages,
-                   uint32_t page_count, uint32_t page_tokens)
+void sessions_keep(struct sessions *sessions, const char *name, const int32_t *tokens, uint32_t length,
+                   const uint32_t *pages, uint32_t page_count, uint32_t page_tokens)
 {
     uint32_t needed = (length + page_tokens - 1) / page_tokens;
     if (needed > page_count) { /* cannot be: every position was computed into a page */
@@ -89,8 +89,8 @@ void sessions_keep(struct sessions *sessions, const char *name, const int32_t *t
     }
     memcpy(kept_tokens, tokens, length * sizeof *kept_tokens);
     memcpy(kept_pages, pages, needed * sizeof *kept_pages);
-    *session = (struct session){.tokens = kept_tokens, .length = length, .pages = kept_pages, .page_count = needed,
-                                .used = ++sessions->clock};
+    *session = (struct session){
+        .tokens = kept_tokens, .length = length, .pages = kept_pages, .page_count = needed, .used = ++sessions->clock};
     strncpy(session->name, name, sizeof session->name - 1);
 }
 

@@ -1,5 +1,5 @@
-/* The files are described in the kernel's Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst (cpu.max, memory.max) and
- * Documentation/scheduler/sched-bwc.rst (cpu.cfs_quota_us). */
+/* The files are described in the kernel's Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst (cpu.max, memory.max)
+ * and Documentation/scheduler/sched-bwc.rst (cpu.cfs_quota_us). */
 #include "cmd/supervisor/cgroup.h"
 
 #include "proto/cleanup.h"
@@ -55,8 +55,8 @@ static bool has_word(const char *list, const char *word)
     return false;
 }
 
-/* The process's group in the hierarchy of `controller`, or in the version 2 hierarchy when it is NULL (/proc/self/cgroup has lines
- * `id:controllers:path`, with 0 and nothing for version 2). */
+/* The process's group in the hierarchy of `controller`, or in the version 2 hierarchy when it is NULL
+ * (/proc/self/cgroup has lines `id:controllers:path`, with 0 and nothing for version 2). */
 static bool find_group(const char *root, const char *controller, char ret_group[PATH_MAX])
 {
     char path[PATH_MAX], line[PATH_MAX + 256];
@@ -77,8 +77,8 @@ static bool find_group(const char *root, const char *controller, char ret_group[
     return false;
 }
 
-/* Finds the mount (/proc/self/mountinfo: `id parent dev root mount options ... - type source superoptions`) and cuts the mount's own
- * root off the group's path, as a container shows it. */
+/* Finds the mount (/proc/self/mountinfo: `id parent dev root mount options ... - type source superoptions`) and cuts
+ * the mount's own root off the group's path, as a container shows it. */
 static void find_hierarchy(const char *root, const char *controller, struct hierarchy *ret)
 {
     char path[PATH_MAX], line[4096], group[PATH_MAX];
@@ -109,11 +109,12 @@ static uint64_t cpu_limit(const char *folder, bool version_2)
     uint64_t quota = 0, period = 0;
     char line[128];
     if (version_2) {
-        if (!read_line(folder, "cpu.max", line, sizeof line) || sscanf(line, "%" SCNu64 " %" SCNu64, &quota, &period) != 2)
+        if (!read_line(folder, "cpu.max", line, sizeof line) ||
+            sscanf(line, "%" SCNu64 " %" SCNu64, &quota, &period) != 2)
             return CGROUP_UNLIMITED; /* "max 100000" */
     } else {
-        if (!read_line(folder, "cpu.cfs_quota_us", line, sizeof line) || line[0] == '-' || sscanf(line, "%" SCNu64, &quota) != 1 ||
-            !read_number(folder, "cpu.cfs_period_us", &period))
+        if (!read_line(folder, "cpu.cfs_quota_us", line, sizeof line) || line[0] == '-' ||
+            sscanf(line, "%" SCNu64, &quota) != 1 || !read_number(folder, "cpu.cfs_period_us", &period))
             return CGROUP_UNLIMITED; /* -1 */
     }
     if (!period || quota > UINT64_MAX / 1000)

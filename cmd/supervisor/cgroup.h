@@ -1,5 +1,5 @@
-/* Limits of the control groups that this process is in, versions 1 and 2 (and both at once, as on hybrid hosts). Groups are nested:
- * the tightest limit from the process's own group up to the root of the mount is the one that holds. */
+/* Limits of the control groups that this process is in, versions 1 and 2 (and both at once, as on hybrid hosts). Groups
+ * are nested: the tightest limit from the process's own group up to the root of the mount is the one that holds. */
 #pragma once
 
 #include <stdint.h>

@@ -14,16 +14,20 @@ extern char **environ;
 struct child_transition child_next(enum child_state state, enum child_event event)
 {
     static const struct child_transition table[CHILD_STATES][CHILD_EVENTS] = {
-        [CHILD_DOWN] = {[EVENT_START] = {true, CHILD_STARTING, ACTION_SPAWN}, [EVENT_STOP] = {true, CHILD_DOWN, ACTION_NONE}},
+        [CHILD_DOWN] =
+            {[EVENT_START] = {true, CHILD_STARTING, ACTION_SPAWN}, [EVENT_STOP] = {true, CHILD_DOWN, ACTION_NONE}},
         [CHILD_STARTING] = {[EVENT_READY] = {true, CHILD_READY, ACTION_NONE},
                             [EVENT_EXIT] = {true, CHILD_DEAD, ACTION_RECOVER},
                             [EVENT_STOP] = {true, CHILD_STOPPING, ACTION_TERMINATE}},
         [CHILD_READY] = {[EVENT_EXIT] = {true, CHILD_DEAD, ACTION_RECOVER},
                          [EVENT_STALLED] = {true, CHILD_READY, ACTION_KILL},
                          [EVENT_STOP] = {true, CHILD_STOPPING, ACTION_TERMINATE}},
-        [CHILD_DEAD] = {[EVENT_CLEARED] = {true, CHILD_WAITING, ACTION_NONE}, [EVENT_STOP] = {true, CHILD_DOWN, ACTION_NONE}},
-        [CHILD_WAITING] = {[EVENT_DUE] = {true, CHILD_STARTING, ACTION_SPAWN}, [EVENT_STOP] = {true, CHILD_DOWN, ACTION_NONE}},
-        [CHILD_STOPPING] = {[EVENT_EXIT] = {true, CHILD_DOWN, ACTION_NONE}, [EVENT_DUE] = {true, CHILD_STOPPING, ACTION_KILL}},
+        [CHILD_DEAD] =
+            {[EVENT_CLEARED] = {true, CHILD_WAITING, ACTION_NONE}, [EVENT_STOP] = {true, CHILD_DOWN, ACTION_NONE}},
+        [CHILD_WAITING] =
+            {[EVENT_DUE] = {true, CHILD_STARTING, ACTION_SPAWN}, [EVENT_STOP] = {true, CHILD_DOWN, ACTION_NONE}},
+        [CHILD_STOPPING] =
+            {[EVENT_EXIT] = {true, CHILD_DOWN, ACTION_NONE}, [EVENT_DUE] = {true, CHILD_STOPPING, ACTION_KILL}},
     };
     struct child_transition next = table[state][event];
     return next.listed ? next : (struct child_transition){false, state, ACTION_NONE};
@@ -55,13 +59,14 @@ const char *child_program(enum child_kind kind)
     return programs[kind];
 }
 
-/* The environment of a worker: its team's size and manner stand before the OpenMP runtime starts, so the program need not start
- * itself again to set them. NULL when out of memory; the caller frees the array, not the strings. */
+/* The environment of a worker: its team's size and manner stand before the OpenMP runtime starts, so the program need
+ * not start itself again to set them. NULL when out of memory; the caller frees the array, not the strings. */
 static char **worker_environment(char *threads)
 {
-    static char policy[] = "OMP_WAIT_POLICY=passive", binding[] = "OMP_PROC_BIND=false", dynamic[] = "OMP_DYNAMIC=false";
-    static const char *const replaced[] = {"OMP_NUM_THREADS=", "OMP_WAIT_POLICY=", "OMP_PROC_BIND=", "OMP_DYNAMIC=", "OMP_PLACES=",
-                                           "GOMP_CPU_AFFINITY=", "GOMP_SPINCOUNT="};
+    static char policy[] = "OMP_WAIT_POLICY=passive", binding[] = "OMP_PROC_BIND=false",
+                dynamic[] = "OMP_DYNAMIC=false";
+    static const char *const replaced[] = {"OMP_NUM_THREADS=", "OMP_WAIT_POLICY=",   "OMP_PROC_BIND=", "OMP_DYNAMIC=",
+                                           "OMP_PLACES=",      "GOMP_CPU_AFFINITY=", "GOMP_SPINCOUNT="};
     size_t count = 0, kept = 0;
     while (environ[count])
         count++;
@@ -120,7 +125,8 @@ static int set_attributes(posix_spawnattr_t *attributes)
     sigset_t none, all;
     sigemptyset(&none);
     sigfillset(&all);
-    int code = posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    int code =
+        posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
     if (!code)
         code = posix_spawnattr_setpgroup(attributes, 0);
     if (!code)
@@ -131,7 +137,8 @@ static int set_attributes(posix_spawnattr_t *attributes)
 static int spawn(struct child *child, const struct child_gift *gift, const char *program, char **argv, int write_fd)
 {
     char log[PATH_MAX], threads[40];
-    const int fds[] = {write_fd, child->kind == CHILD_FRONT ? -1 : gift->doorbell_fd, child->kind == CHILD_FRONT ? gift->wake_fd : -1};
+    const int fds[] = {write_fd, child->kind == CHILD_FRONT ? -1 : gift->doorbell_fd,
+                       child->kind == CHILD_FRONT ? gift->wake_fd : -1};
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
     _cleanup_free_ char **environment = NULL;
@@ -246,8 +253,8 @@ void child_explain(const struct child *child, const char *folder, char *ret_text
         return;
     }
     int length = WIFSIGNALED(child->exit_status)
-                     ? snprintf(ret_text, size, "%s was ended by signal %d (%s)", child->label, WTERMSIG(child->exit_status),
-                                strsignal(WTERMSIG(child->exit_status)))
+                     ? snprintf(ret_text, size, "%s was ended by signal %d (%s)", child->label,
+                                WTERMSIG(child->exit_status), strsignal(WTERMSIG(child->exit_status)))
                      : snprintf(ret_text, size, "%s ended with code %d", child->label, WEXITSTATUS(child->exit_status));
     last_log_line(child, folder, last);
     if (last[0] && length > 0 && (size_t)length < size)

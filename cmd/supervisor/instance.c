@@ -32,10 +32,13 @@ int instance_root(char ret_root[INSTANCE_FOLDER_MAX], struct error *ret_error)
     else
         length = snprintf(ret_root, INSTANCE_FOLDER_MAX, "/tmp/calypte-%u", geteuid());
     if (ret_root[0] != '/')
-        return error_set(ret_error, EINVAL, "runtime folder %s is not an absolute path: set CALYPTE_RUNTIME_DIR to one", ret_root);
+        return error_set(ret_error, EINVAL, "runtime folder %s is not an absolute path: set CALYPTE_RUNTIME_DIR to one",
+                         ret_root);
     if (length >= (int)INSTANCE_FOLDER_MAX)
-        return error_set(ret_error, ENAMETOOLONG, "runtime folder is %d bytes long, a socket's address has room for %u: set "
-                         "CALYPTE_RUNTIME_DIR to a shorter path", length, INSTANCE_FOLDER_MAX - 1);
+        return error_set(ret_error, ENAMETOOLONG,
+                         "runtime folder is %d bytes long, a socket's address has room for %u: set "
+                         "CALYPTE_RUNTIME_DIR to a shorter path",
+                         length, INSTANCE_FOLDER_MAX - 1);
     return 0;
 }
 
@@ -51,9 +54,10 @@ int instance_find(const char *name, struct instance *ret_instance, struct error 
     snprintf(ret_instance->name, sizeof ret_instance->name, "%s", name);
     int length = snprintf(ret_instance->folder, sizeof ret_instance->folder, "%s/%s", root, name);
     if (length >= (int)sizeof ret_instance->folder)
-        return error_set(ret_error, ENAMETOOLONG, "the folder of instance %s would be %d bytes long, a socket's address has room for %zu: "
-                         "take a shorter name, or set CALYPTE_RUNTIME_DIR to a shorter path", name, length,
-                         sizeof ret_instance->folder - 1);
+        return error_set(ret_error, ENAMETOOLONG,
+                         "the folder of instance %s would be %d bytes long, a socket's address has room for %zu: "
+                         "take a shorter name, or set CALYPTE_RUNTIME_DIR to a shorter path",
+                         name, length, sizeof ret_instance->folder - 1);
     return 0;
 }
 
@@ -80,7 +84,8 @@ static int make_folders(const char *folder, struct error *ret_error)
         char kept = *slash;
         *slash = '\0';
         if (mkdir(path, 0700) < 0 && errno != EEXIST)
-            return error_set(ret_error, errno, "cannot make folder %s: %s (set CALYPTE_RUNTIME_DIR to a folder of yours)", path,
+            return error_set(ret_error, errno,
+                             "cannot make folder %s: %s (set CALYPTE_RUNTIME_DIR to a folder of yours)", path,
                              strerror(errno));
         if (!kept)
             return 0;
@@ -97,10 +102,12 @@ static int check_folder(const char *folder, struct error *ret_error)
     if (!S_ISDIR(facts.st_mode))
         return error_set(ret_error, EPERM, "%s is not a folder: remove it", folder);
     if (facts.st_uid != geteuid())
-        return error_set(ret_error, EPERM, "folder %s belongs to user %u, not to %u: remove it, or set CALYPTE_RUNTIME_DIR", folder,
+        return error_set(ret_error, EPERM,
+                         "folder %s belongs to user %u, not to %u: remove it, or set CALYPTE_RUNTIME_DIR", folder,
                          facts.st_uid, geteuid());
     if (facts.st_mode & 077)
-        return error_set(ret_error, EPERM, "folder %s is open to other users (mode %03o): chmod 700 it", folder, facts.st_mode & 0777);
+        return error_set(ret_error, EPERM, "folder %s is open to other users (mode %03o): chmod 700 it", folder,
+                         facts.st_mode & 0777);
     return 0;
 }
 
@@ -126,7 +133,8 @@ int instance_take(const char *name, struct instance *ret_instance, struct error 
     int status = instance_find(name, ret_instance, ret_error);
     if (status)
         return status;
-    /* Somebody who only asks whether the instance lives (instance_alive) holds the lock for a moment: hence a few attempts. */
+    /* Somebody who only asks whether the instance lives (instance_alive) holds the lock for a moment: hence a few
+     * attempts. */
     for (int attempt = 0; attempt < 10; attempt++) {
         status = make_folders(ret_instance->folder, ret_error);
         if (!status)
@@ -138,8 +146,10 @@ int instance_take(const char *name, struct instance *ret_instance, struct error 
             return status;
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
     }
-    return error_set(ret_error, EBUSY, "instance %s is running already: stop it with `calypte down -n %s`, or give this one another "
-                     "name with -n", name, name);
+    return error_set(ret_error, EBUSY,
+                     "instance %s is running already: stop it with `calypte down -n %s`, or give this one another "
+                     "name with -n",
+                     name, name);
 }
 
 /* Removes the files of the folder; logs and the lock file stay unless `everything`. */
@@ -149,7 +159,8 @@ static void remove_files(const struct instance *instance, bool everything)
     struct dirent *entry;
     while (directory && (entry = readdir(directory))) {
         size_t length = strlen(entry->d_name);
-        bool kept = !strcmp(entry->d_name, LOCK_FILE) || (!everything && length > 4 && !strcmp(entry->d_name + length - 4, ".log"));
+        bool kept = !strcmp(entry->d_name, LOCK_FILE) ||
+                    (!everything && length > 4 && !strcmp(entry->d_name + length - 4, ".log"));
         if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && !kept)
             unlinkat(dirfd(directory), entry->d_name, 0);
     }
@@ -162,8 +173,8 @@ int instance_clean(const struct instance *instance, struct error *ret_error)
         return status;
     int removed = segment_unlink_all(instance->name);
     if (removed < 0)
-        return error_set(ret_error, -removed, "cannot remove the shared memory /dev/shm/calypte.%s.*: %s", instance->name,
-                         strerror(-removed));
+        return error_set(ret_error, -removed, "cannot remove the shared memory /dev/shm/calypte.%s.*: %s",
+                         instance->name, strerror(-removed));
     remove_files(instance, false);
     return 0;
 }
@@ -187,7 +198,8 @@ static int sweep_one(const struct instance *found, void *prefix)
 {
     struct instance instance;
     struct error ignored;
-    if (strncmp(found->name, prefix, strlen(prefix)) || instance_alive(found) || instance_take(found->name, &instance, &ignored))
+    if (strncmp(found->name, prefix, strlen(prefix)) || instance_alive(found) ||
+        instance_take(found->name, &instance, &ignored))
         return 0;
     int status = instance_clean(&instance, &ignored);
     instance_release(&instance, !status);

@@ -1,8 +1,8 @@
-/* An instance's folder: $CALYPTE_RUNTIME_DIR, else $XDG_RUNTIME_DIR/calypte, else /run/calypte (root) or /tmp/calypte-UID, and in it
- * a folder by the instance's name (mode 0700) with its sockets, pid files and logs.
+/* An instance's folder: $CALYPTE_RUNTIME_DIR, else $XDG_RUNTIME_DIR/calypte, else /run/calypte (root) or
+ * /tmp/calypte-UID, and in it a folder by the instance's name (mode 0700) with its sockets, pid files and logs.
  *
- * Who holds the flock on `supervisor.lock` is the instance's supervisor. A live instance is never touched; what a dead one left
- * behind (shared memory, sockets, processes) is removed by whoever takes the lock next. */
+ * Who holds the flock on `supervisor.lock` is the instance's supervisor. A live instance is never touched; what a dead
+ * one left behind (shared memory, sockets, processes) is removed by whoever takes the lock next. */
 #pragma once
 
 #include "proto/error.h"
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define INSTANCE_FOLDER_MAX 92u     /* with "/supervisor.ipc" it must fit a socket address, 108 bytes */
+#define INSTANCE_FOLDER_MAX 92u        /* with "/supervisor.ipc" it must fit a socket address, 108 bytes */
 #define INSTANCE_PRIVATE_PREFIX "run-" /* names of the instances that `calypte run` starts for one answer */
 
 struct instance {
@@ -32,17 +32,19 @@ void instance_path(const struct instance *instance, const char *file, char ret_p
 /* 1: a supervisor holds the lock; 0: none does. */
 int instance_alive(const struct instance *instance);
 
-/* instance_find, makes the folder, takes the lock. -EBUSY: a live instance has that name. -EPERM: the folder is not ours alone. */
+/* instance_find, makes the folder, takes the lock. -EBUSY: a live instance has that name. -EPERM: the folder is not
+ * ours alone. */
 int instance_take(const char *name, struct instance *ret_instance, struct error *ret_error);
 
-/* Ends every process that a dead supervisor left, and waits until they are gone; removes shared memory, sockets and pid files.
- * Only with the lock taken. */
+/* Ends every process that a dead supervisor left, and waits until they are gone; removes shared memory, sockets and pid
+ * files. Only with the lock taken. */
 int instance_clean(const struct instance *instance, struct error *ret_error);
 
 /* Gives the lock back. `remove`: the folder goes first, with everything in it. */
 void instance_release(struct instance *instance, bool remove);
 
-/* Cleans and removes what dead instances left whose name starts with `prefix` ("" for all). Live ones are not touched. */
+/* Cleans and removes what dead instances left whose name starts with `prefix` ("" for all). Live ones are not
+ * touched. */
 int instance_sweep(const char *prefix, struct error *ret_error);
 
 /* Calls `visit` with each folder's instance, in no order; stops at a non-zero answer and returns it. */

@@ -28,7 +28,8 @@ int cpu_list_parse(const char *text, uint16_t ret_cpus[MACHINE_MAX_CPUS])
         }
         if (first < next || last < first || (*end && *end != ',' && *end != '\n'))
             return -EINVAL;
-        for (long cpu = first; cpu <= last && cpu < (long)MACHINE_MAX_CPUS; cpu++)
+        last = last < (long)MACHINE_MAX_CPUS ? last : (long)MACHINE_MAX_CPUS - 1;
+        for (long cpu = first; cpu <= last; cpu++)
             ret_cpus[count++] = (uint16_t)cpu;
         next = last + 1;
         text = *end == ',' ? end + 1 : end;
@@ -36,7 +37,8 @@ int cpu_list_parse(const char *text, uint16_t ret_cpus[MACHINE_MAX_CPUS])
     return (int)count;
 }
 
-/* The CPUs of the affinity mask, ascending. The kernel wants a mask as large as its own, so one of ample size is given. */
+/* The CPUs of the affinity mask, ascending. The kernel wants a mask as large as its own, so one of ample size is
+ * given. */
 static int read_mask(uint16_t ret_cpus[MACHINE_MAX_CPUS], uint32_t *ret_count, struct error *ret_error)
 {
     enum { MASK_CPUS = 8192 };
@@ -44,7 +46,9 @@ static int read_mask(uint16_t ret_cpus[MACHINE_MAX_CPUS], uint32_t *ret_count, s
     size_t size = CPU_ALLOC_SIZE(MASK_CPUS);
     if (!mask)
         return error_set(ret_error, ENOMEM, "out of memory while reading the CPU affinity mask");
-    int status = sched_getaffinity(0, size, mask) < 0 ? error_set(ret_error, errno, "cannot read the CPU affinity mask: %s", strerror(errno)) : 0;
+    int status = sched_getaffinity(0, size, mask) < 0
+                     ? error_set(ret_error, errno, "cannot read the CPU affinity mask: %s", strerror(errno))
+                     : 0;
     uint32_t count = 0;
     for (uint32_t cpu = 0; !status && cpu < MACHINE_MAX_CPUS; cpu++)
         if (CPU_ISSET_S(cpu, size, mask))
@@ -140,7 +144,8 @@ int machine_read(const char *root, struct machine *ret_machine, struct error *re
     if (limits.memory_free < ret_machine->memory_available)
         ret_machine->memory_available = limits.memory_free;
     uint64_t budget = limits.cpu_permille / 1000;
-    ret_machine->cpu_budget = budget < ret_machine->cpu_count ? (uint32_t)(budget ? budget : 1) : ret_machine->cpu_count;
+    ret_machine->cpu_budget =
+        budget < ret_machine->cpu_count ? (uint32_t)(budget ? budget : 1) : ret_machine->cpu_count;
     ret_machine->nodes = calloc(MACHINE_MAX_NODES + 1, sizeof *ret_machine->nodes);
     if (!ret_machine->nodes)
         return error_set(ret_error, ENOMEM, "out of memory while reading the NUMA nodes");

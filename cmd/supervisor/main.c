@@ -1,9 +1,10 @@
 /* calypte-supervisor: keeps one instance. `calypte up` starts it.
  *
- *   calypte-supervisor --instance NAME --container PATH [--set NAME=VALUE]... [--notify-fd N] [--parent PID] [--foreground]
+ *   calypte-supervisor --instance NAME --container PATH [--set NAME=VALUE]... [--notify-fd N] [--parent PID]
+ *                      [--foreground]
  *
- * notify-fd: as in proto/heritage.h. parent: end when that process does. foreground: messages stay on stderr, else they go to
- * supervisor.log in the instance's folder. */
+ * notify-fd: as in proto/heritage.h. parent: end when that process does. foreground: messages stay on stderr, else they
+ * go to supervisor.log in the instance's folder. */
 #include "cmd/supervisor/instance.h"
 #include "cmd/supervisor/supervise.h"
 #include "proto/cleanup.h"
@@ -38,11 +39,13 @@ static int take_setting(struct settings *settings, const char *text, struct erro
 
 static int parse_options(int argc, char **argv, struct options *ret, struct error *ret_error)
 {
-    static const struct option flags[] = {
-        {"instance", required_argument, NULL, 'i'}, {"container", required_argument, NULL, 'c'},
-        {"set", required_argument, NULL, 's'},      {"notify-fd", required_argument, NULL, 'n'},
-        {"parent", required_argument, NULL, 'p'},   {"foreground", no_argument, NULL, 'f'},
-        {NULL, 0, NULL, 0}};
+    static const struct option flags[] = {{"instance", required_argument, NULL, 'i'},
+                                          {"container", required_argument, NULL, 'c'},
+                                          {"set", required_argument, NULL, 's'},
+                                          {"notify-fd", required_argument, NULL, 'n'},
+                                          {"parent", required_argument, NULL, 'p'},
+                                          {"foreground", no_argument, NULL, 'f'},
+                                          {NULL, 0, NULL, 0}};
     int flag, status = 0;
     ret->notify_fd = -1;
     settings_init(&ret->settings);
@@ -55,11 +58,13 @@ static int parse_options(int argc, char **argv, struct options *ret, struct erro
         case 'n': ret->notify_fd = atoi(optarg); break;
         case 'p': ret->parent = atoi(optarg); break;
         case 'f': ret->foreground = true; break;
-        default: status = error_set(ret_error, EINVAL, "%s: unknown argument or no value; `calypte up` starts this program",
-                                    argv[optind - 1]);
+        default:
+            status = error_set(ret_error, EINVAL, "%s: unknown argument or no value; `calypte up` starts this program",
+                               argv[optind - 1]);
         }
     if (!status && (!ret->instance || !ret->container))
-        status = error_set(ret_error, EINVAL, "--instance and --container are needed; `calypte up` starts this program");
+        status =
+            error_set(ret_error, EINVAL, "--instance and --container are needed; `calypte up` starts this program");
     if (!status && ret->notify_fd >= 0 && fcntl(ret->notify_fd, F_SETFD, FD_CLOEXEC) < 0)
         status = error_set(ret_error, EINVAL, "--notify-fd: descriptor %d is not open", ret->notify_fd);
     return status;
@@ -85,7 +90,8 @@ static int bind_life(pid_t parent, struct error *ret_error)
         return 0;
     if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0)
         return error_set(ret_error, errno, "cannot ask to end with process %d: %s", parent, strerror(errno));
-    return getppid() == parent ? 0 : error_set(ret_error, ESRCH, "process %d, which started this one, has ended", parent);
+    return getppid() == parent ? 0
+                               : error_set(ret_error, ESRCH, "process %d, which started this one, has ended", parent);
 }
 
 static int find_programs(char ret_folder[PATH_MAX], struct error *ret_error)
@@ -145,8 +151,8 @@ static int keep(const struct options *options, struct instance *instance, struct
     struct supervisor *supervisor = calloc(1, sizeof *supervisor);
     if (!supervisor)
         return error_set(ret_error, ENOMEM, "out of memory");
-    *supervisor = (struct supervisor){.instance = instance, .settings = &options->settings, .starter = *starter,
-                                       .programs = programs, .log = stderr};
+    *supervisor = (struct supervisor){
+        .instance = instance, .settings = &options->settings, .starter = *starter, .programs = programs, .log = stderr};
     int status = find_programs(programs, ret_error);
     if (!status)
         status = instance_clean(instance, ret_error);
@@ -175,16 +181,20 @@ int main(int argc, char **argv)
     struct error error = {""};
     bool served = false;
     block_signals();
+    close_range(3, ~0u, CLOSE_RANGE_CLOEXEC); /* children inherit what they are given, and nothing that we were */
     int status = parse_options(argc, argv, &options, &error);
-    struct heritage starter = {.instance = options.instance, .notify_fd = options.notify_fd, .doorbell_fd = -1, .wake_fd = -1};
+    struct heritage starter = {
+        .instance = options.instance, .notify_fd = options.notify_fd, .doorbell_fd = -1, .wake_fd = -1};
     if (!status)
         status = bind_life(options.parent, &error);
     if (!status)
         status = instance_take(options.instance, &instance, &error);
     if (!status)
         status = keep(&options, &instance, &starter, &served, &error);
-    /* Logs stay only where they tell of an instance that once served and gave up. */
-    instance_release(&instance, !(status && served));
+    bool gave_up = status && served;
+    if (gave_up)
+        instance_clean(&instance, NULL); /* but for the logs: somebody will want to know why */
+    instance_release(&instance, !gave_up);
     if (status && starter.notify_fd >= 0)
         heritage_notify(&starter, error.text);
     else if (status)

@@ -48,7 +48,8 @@ static const char *argument(const struct arguments *arguments, const char *flag)
 /* Only the programs that the supervisor starts have both arguments. */
 static bool is_child(const struct arguments *arguments, const char *name)
 {
-    return !strcmp(argument(arguments, "--instance"), name) && *argument(arguments, "--rundir") && *argument(arguments, "--parent");
+    return !strcmp(argument(arguments, "--instance"), name) && *argument(arguments, "--rundir") &&
+           *argument(arguments, "--parent");
 }
 
 static int end_one(pid_t pid, const char *name, const char *folder, struct error *ret_error)
@@ -60,18 +61,23 @@ static int end_one(pid_t pid, const char *name, const char *folder, struct error
     if (fd < 0 || !is_child(&arguments, name))
         return 0;
     if (strcmp(argument(&arguments, "--rundir"), folder))
-        return error_set(ret_error, EBUSY, "an instance %s runs with the folder %s (process %d), and shared memory knows only one of "
-                         "that name: give this one another with -n", name, argument(&arguments, "--rundir"), pid);
+        return error_set(ret_error, EBUSY,
+                         "an instance %s runs with the folder %s (process %d), and shared memory knows only one of "
+                         "that name: give this one another with -n",
+                         name, argument(&arguments, "--rundir"), pid);
     if (syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0) < 0 && errno != ESRCH)
-        return error_set(ret_error, errno, "cannot end process %d, left by a dead instance %s: %s", pid, name, strerror(errno));
+        return error_set(ret_error, errno, "cannot end process %d, left by a dead instance %s: %s", pid, name,
+                         strerror(errno));
     struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
     int ready;
     do
         ready = poll(&poll_fd, 1, END_MS);
     while (ready < 0 && errno == EINTR);
     if (ready == 0)
-        return error_set(ret_error, ETIMEDOUT, "process %d, left by a dead instance %s, does not end after SIGKILL: see "
-                         "/proc/%d/stack, or give this instance another name with -n", pid, name, pid);
+        return error_set(ret_error, ETIMEDOUT,
+                         "process %d, left by a dead instance %s, does not end after SIGKILL: see "
+                         "/proc/%d/stack, or give this instance another name with -n",
+                         pid, name, pid);
     return 0;
 }
 

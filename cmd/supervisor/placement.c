@@ -27,8 +27,8 @@ static uint32_t give_nodes(const struct machine *machine, struct facts *facts, u
     return nodes.first;
 }
 
-/* The workers of one node share its cores; where there are fewer cores than workers, several get the same one. Returns false if a
- * core was given twice. */
+/* The workers of one node share its cores; where there are fewer cores than workers, several get the same one. Returns
+ * false if a core was given twice. */
 static bool share_node(const struct machine_node *node, struct range workers, struct facts *facts)
 {
     for (uint32_t i = 0; i < workers.count; i++) {
@@ -41,7 +41,8 @@ static bool share_node(const struct machine_node *node, struct range workers, st
     return workers.count <= node->cpu_count;
 }
 
-int placement_fill(const struct machine *machine, uint32_t workers, uint32_t threads, struct facts *facts, struct error *ret_error)
+int placement_fill(const struct machine *machine, uint32_t workers, uint32_t threads, struct facts *facts,
+                   struct error *ret_error)
 {
     if (workers > MAX_WORKERS)
         return error_set(ret_error, EINVAL, "workers=%u is too many: an instance has at most %u", workers, MAX_WORKERS);
@@ -67,6 +68,7 @@ int placement_fill(const struct machine *machine, uint32_t workers, uint32_t thr
     uint32_t share = machine->cpu_budget / facts->workers;
     share = share < fewest ? share : fewest;
     facts->threads = threads ? threads : share ? share : 1;
-    facts->spin = disjoint && facts->threads <= fewest && (uint64_t)facts->threads * facts->workers <= machine->cpu_budget;
+    facts->spin =
+        disjoint && facts->threads <= fewest && (uint64_t)facts->threads * facts->workers <= machine->cpu_budget;
     return 0;
 }

@@ -10,7 +10,8 @@
 #include <string.h>
 
 #define CONTEXT_DEFAULT 8192u
-#define LOGIT_BYTES (UINT64_C(64) << 20) /* logits that one STEP may ask for, so that scoring a large vocabulary stays small */
+#define LOGIT_BYTES                                                                                                    \
+    (UINT64_C(64) << 20) /* logits that one STEP may ask for, so that scoring a large vocabulary stays small */
 #define RESERVE_LEAST (UINT64_C(256) << 20)
 #define RESERVE_MOST (UINT64_C(8) << 30)
 
@@ -49,7 +50,8 @@ static int fill_context(const struct settings *settings, struct facts *facts, st
 {
     uint64_t most = facts->config.max_positions, wanted = settings_number(settings, SETTING_CONTEXT);
     if (wanted > most)
-        return error_set(ret_error, EINVAL, "context=%" PRIu64 " is more than the model's %" PRIu64 " positions", wanted, most);
+        return error_set(ret_error, EINVAL, "context=%" PRIu64 " is more than the model's %" PRIu64 " positions",
+                         wanted, most);
     facts->context = (uint32_t)(wanted ? wanted : most < CONTEXT_DEFAULT ? most : CONTEXT_DEFAULT);
     facts->slots = (uint32_t)settings_number(settings, SETTING_SLOTS);
     facts->queue = (uint32_t)settings_number(settings, SETTING_QUEUE);
@@ -66,13 +68,16 @@ static int fill_context(const struct settings *settings, struct facts *facts, st
 static int fill_facts(const struct settings *settings, const struct container *container, const struct machine *machine,
                       struct facts *facts, struct error *ret_error)
 {
-    *facts = (struct facts){.config = container->config, .identity = container->identity,
-                            .dense_format = container->dense_format, .expert_format = container->expert_format};
+    *facts = (struct facts){.config = container->config,
+                            .identity = container->identity,
+                            .dense_format = container->dense_format,
+                            .expert_format = container->expert_format};
     if (strlen(container->path) >= sizeof facts->container)
         return error_set(ret_error, ENAMETOOLONG, "%s: the path is too long, %zu bytes are allowed", container->path,
                          sizeof facts->container - 1);
     strcpy(facts->container, container->path);
-    facts->activations = settings_number(settings, SETTING_ACTIVATIONS) == SETTING_ACTIVATIONS_F32 ? ACTIVATIONS_F32 : ACTIVATIONS_INT8;
+    facts->activations =
+        settings_number(settings, SETTING_ACTIVATIONS) == SETTING_ACTIVATIONS_F32 ? ACTIVATIONS_F32 : ACTIVATIONS_INT8;
     facts->kv = settings_number(settings, SETTING_KV) == SETTING_KV_F32 ? KV_F32 : KV_F16;
     switch ((enum setting_io)settings_number(settings, SETTING_IO)) {
     case SETTING_IO_URING: facts->io = IO_URING; break;
@@ -95,24 +100,31 @@ static uint64_t fixed_bytes(const struct plan *plan)
     return plan->dense_bytes + plan->kv_bytes + plan->exchange_bytes + plan->table_bytes + sizeof(struct control);
 }
 
-static int refuse(const struct plan *plan, uint64_t pool_bytes, uint64_t room, int code, const char *where, const char *remedy,
-                  struct error *ret_error)
+static int refuse(const struct plan *plan, uint64_t pool_bytes, uint64_t room, int code, const char *where,
+                  const char *remedy, struct error *ret_error)
 {
-    return error_set(ret_error, code, "%s has %s free and the instance needs %s (dense weights %s, KV %s, exchange %s, tables %s, pool "
-                     "%s): %s", where, mib(room).text, mib(fixed_bytes(plan) + pool_bytes).text, mib(plan->dense_bytes).text,
+    return error_set(ret_error, code,
+                     "%s has %s free and the instance needs %s (dense weights %s, KV %s, exchange %s, tables %s, pool "
+                     "%s): %s",
+                     where, mib(room).text, mib(fixed_bytes(plan) + pool_bytes).text, mib(plan->dense_bytes).text,
                      mib(plan->kv_bytes).text, mib(plan->exchange_bytes).text,
                      mib(plan->table_bytes + sizeof(struct control)).text, mib(pool_bytes).text, remedy);
 }
 
-static int check_room(const struct plan *plan, uint64_t pool_bytes, const struct machine *machine, struct error *ret_error)
+static int check_room(const struct plan *plan, uint64_t pool_bytes, const struct machine *machine,
+                      struct error *ret_error)
 {
     uint64_t needed = fixed_bytes(plan) + pool_bytes;
     if (needed > machine->shm_free)
-        return refuse(plan, pool_bytes, machine->shm_free, ENOSPC, "/dev/shm", "choose a smaller --pool, --context or --slots, or "
-                      "enlarge it (mount -o remount,size=SIZE /dev/shm)", ret_error);
+        return refuse(plan, pool_bytes, machine->shm_free, ENOSPC, "/dev/shm",
+                      "choose a smaller --pool, --context or --slots, or "
+                      "enlarge it (mount -o remount,size=SIZE /dev/shm)",
+                      ret_error);
     if (needed > machine->memory_available)
-        return refuse(plan, pool_bytes, machine->memory_available, ENOMEM, "memory", "choose a smaller --pool, --context or --slots, "
-                      "or raise the memory limit of this control group", ret_error);
+        return refuse(plan, pool_bytes, machine->memory_available, ENOMEM, "memory",
+                      "choose a smaller --pool, --context or --slots, "
+                      "or raise the memory limit of this control group",
+                      ret_error);
     return 0;
 }
 
@@ -129,8 +141,11 @@ static int fill_pool(const struct settings *settings, const struct container *co
 {
     uint64_t slot_bytes = (uint64_t)container->slice_bytes * EXPERT_SLICES;
     uint64_t all = (uint64_t)container->expert_count * container->config.experts, top_k = container->config.top_k;
-    plan->pool = (struct pool_shape){.slots = (uint32_t)all, .nodes = plan->facts.nodes, .moe_layers = (uint32_t)container->expert_count,
-                                     .experts = container->config.experts, .slice_bytes = container->slice_bytes};
+    plan->pool = (struct pool_shape){.slots = (uint32_t)all,
+                                     .nodes = plan->facts.nodes,
+                                     .moe_layers = (uint32_t)container->expert_count,
+                                     .experts = container->config.experts,
+                                     .slice_bytes = container->slice_bytes};
     plan->table_bytes = pool_table_bytes(&plan->pool);
     int status = check_room(plan, top_k * slot_bytes, machine, ret_error);
     if (status)
@@ -140,12 +155,15 @@ static int fill_pool(const struct settings *settings, const struct container *co
     uint64_t free_memory = memory > kept ? memory - kept : 0;
     uint64_t room = free_memory < machine->shm_free ? free_memory : machine->shm_free;
     uint64_t automatic = room > fixed_bytes(plan) ? room - fixed_bytes(plan) : 0;
-    automatic = automatic > top_k * slot_bytes ? automatic : top_k * slot_bytes; /* it fits without the reserve, as just checked */
+    automatic = automatic > top_k * slot_bytes ? automatic
+                                               : top_k * slot_bytes; /* it fits without the reserve, as just checked */
     uint64_t slots = settings_share(settings, SETTING_POOL, memory, automatic) / slot_bytes;
     if (slots < top_k)
-        return error_set(ret_error, EINVAL, "pool=%s holds %" PRIu64 " experts of %" PRIu64 " bytes, and a layer needs %" PRIu64
-                         " at once: give it at least %" PRIu64 " bytes (--pool %" PRIu64 ")", settings_text(settings, SETTING_POOL),
-                         slots, slot_bytes, top_k, top_k * slot_bytes, top_k * slot_bytes);
+        return error_set(ret_error, EINVAL,
+                         "pool=%s holds %" PRIu64 " experts of %" PRIu64 " bytes, and a layer needs %" PRIu64
+                         " at once: give it at least %" PRIu64 " bytes (--pool %" PRIu64 ")",
+                         settings_text(settings, SETTING_POOL), slots, slot_bytes, top_k, top_k * slot_bytes,
+                         top_k * slot_bytes);
     plan->pool.slots = (uint32_t)(slots < all ? slots : all);
     plan->facts.pool_slots = plan->pool.slots;
     plan->table_bytes = pool_table_bytes(&plan->pool);

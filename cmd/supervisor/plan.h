@@ -1,4 +1,5 @@
-/* From settings, container and machine to the facts of an instance, with every byte of /dev/shm counted before the first is taken. */
+/* From settings, container and machine to the facts of an instance, with every byte of /dev/shm counted before the
+ * first is taken. */
 #pragma once
 
 #include "cmd/supervisor/machine.h"
@@ -14,9 +15,9 @@ struct plan {
     uint64_t dense_bytes, kv_bytes, exchange_bytes, table_bytes, pool_bytes;
 };
 
-/* Fills a plan, or says in one line what does not fit, by how much, and the remedy (-ENOSPC: /dev/shm; -ENOMEM: memory; -EINVAL: a
- * setting). The pool gets what the setting says (bytes, or a share of the available memory), or with `auto` what memory, control
- * groups and /dev/shm leave after dense weights, KV, exchange and a reserve; at most a slot for every expert, at least top_k slots.
- * Pure: all it knows is in its arguments. */
+/* Fills a plan, or says in one line what does not fit, by how much, and the remedy (-ENOSPC: /dev/shm; -ENOMEM: memory;
+ * -EINVAL: a setting). The pool gets what the setting says (bytes, or a share of the available memory), or with `auto`
+ * what memory, control groups and /dev/shm leave after dense weights, KV, exchange and a reserve; at most a slot for
+ * every expert, at least top_k slots. Pure: all it knows is in its arguments. */
 int plan_make(const struct settings *settings, const struct container *container, const struct machine *machine,
               struct plan *ret_plan, struct error *ret_error);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct usage {
-    double cpu; /* seconds, user and system */
+    double cpu;   /* seconds, user and system */
     uint64_t rss; /* bytes */
 };
 
@@ -21,8 +21,10 @@ static struct usage read_usage(pid_t pid)
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     _cleanup_fclose_ FILE *stream = pid > 0 ? fopen(path, "re") : NULL;
     const char *fields = stream && fgets(line, sizeof line, stream) ? strrchr(line, ')') : NULL;
-    if (fields && sscanf(fields, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %" SCNu64 " %" SCNu64
-                         " %*d %*d %*d %*d %*d %*d %*u %*u %" SCNu64, &user, &system, &pages) == 3) {
+    if (fields && sscanf(fields,
+                         ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %" SCNu64 " %" SCNu64
+                         " %*d %*d %*d %*d %*d %*d %*u %*u %" SCNu64,
+                         &user, &system, &pages) == 3) {
         usage.cpu = (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
         usage.rss = pages * (uint64_t)sysconf(_SC_PAGESIZE);
     }
@@ -32,8 +34,8 @@ static struct usage read_usage(pid_t pid)
 static json_t *process_json(const char *name, const char *state, pid_t pid, uint32_t restarts)
 {
     struct usage usage = read_usage(pid);
-    return json_pack("{s:s, s:s, s:i, s:n, s:[], s:f, s:I, s:i}", "name", name, "state", state, "pid", pid, "node", "cores", "cpu",
-                     usage.cpu, "rss", (json_int_t)usage.rss, "restarts", (int)restarts);
+    return json_pack("{s:s, s:s, s:i, s:n, s:[], s:f, s:I, s:i}", "name", name, "state", state, "pid", pid, "node",
+                     "cores", "cpu", usage.cpu, "rss", (json_int_t)usage.rss, "restarts", (int)restarts);
 }
 
 static json_t *processes_json(const struct supervisor *supervisor)
@@ -43,7 +45,8 @@ static json_t *processes_json(const struct supervisor *supervisor)
     json_array_append_new(processes, process_json("calypte-supervisor", "ready", getpid(), 0));
     for (uint32_t i = 0; i < supervisor->child_count; i++) {
         const struct child *child = &supervisor->children[i];
-        json_t *process = process_json(child_program(child->kind), child_state_name(child->state), child->pid, child->restarts);
+        json_t *process =
+            process_json(child_program(child->kind), child_state_name(child->state), child->pid, child->restarts);
         if (child->kind == CHILD_WORKER) {
             json_t *cores = json_array();
             for (uint32_t c = 0; c < facts->core_count[child->index]; c++)
@@ -79,10 +82,11 @@ static json_t *pool_json(const struct supervisor *supervisor)
         pinned += slot_pins_of(word) != 0;
     }
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "slots", (json_int_t)pool->slot_count, "standing",
-                     (json_int_t)pool_slots_ready(pool), "filled", (json_int_t)filled, "pinned", (json_int_t)pinned, "bytes",
-                     (json_int_t)supervisor->plan.pool_bytes, "experts",
-                     (json_int_t)supervisor->plan.pool.moe_layers * supervisor->plan.pool.experts, "hits", (json_int_t)hits, "misses",
-                     (json_int_t)misses, "evictions", (json_int_t)atomic_load(&control->iod.evictions));
+                     (json_int_t)pool_slots_ready(pool), "filled", (json_int_t)filled, "pinned", (json_int_t)pinned,
+                     "bytes", (json_int_t)supervisor->plan.pool_bytes, "experts",
+                     (json_int_t)supervisor->plan.pool.moe_layers * supervisor->plan.pool.experts, "hits",
+                     (json_int_t)hits, "misses", (json_int_t)misses, "evictions",
+                     (json_int_t)atomic_load(&control->iod.evictions));
 }
 
 static json_t *disk_json(const struct control *control)
@@ -91,11 +95,11 @@ static json_t *disk_json(const struct control *control)
     const struct iod_line *iod = &control->iod;
     uint32_t method = atomic_load(&iod->method);
     uint64_t reads = atomic_load(&iod->reads);
-    return json_pack("{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I}", "method", method <= IO_PREAD ? methods[method] : "unknown", "direct",
-                     (int)(atomic_load(&iod->direct) == 1), "reads", (json_int_t)reads, "bytes",
-                     (json_int_t)atomic_load(&iod->load_bytes), "loads", (json_int_t)atomic_load(&iod->loads), "failures",
-                     (json_int_t)atomic_load(&iod->failures), "latency_us",
-                     (json_int_t)(per(atomic_load(&iod->read_ns), reads) / 1000), "dense_bytes",
+    return json_pack("{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I}", "method",
+                     method <= IO_PREAD ? methods[method] : "unknown", "direct", (int)(atomic_load(&iod->direct) == 1),
+                     "reads", (json_int_t)reads, "bytes", (json_int_t)atomic_load(&iod->load_bytes), "loads",
+                     (json_int_t)atomic_load(&iod->loads), "failures", (json_int_t)atomic_load(&iod->failures),
+                     "latency_us", (json_int_t)(per(atomic_load(&iod->read_ns), reads) / 1000), "dense_bytes",
                      (json_int_t)atomic_load(&iod->dense_bytes));
 }
 
@@ -103,21 +107,24 @@ static json_t *tokens_json(const struct front_line *front)
 {
     uint64_t prompt = atomic_load(&front->prompt_tokens), answer = atomic_load(&front->answer_tokens);
     return json_pack("{s:I, s:I, s:f, s:f}", "prompt", (json_int_t)prompt, "answer", (json_int_t)answer, "prompt_per_s",
-                     rate(prompt, atomic_load(&front->prompt_ns)), "answer_per_s", rate(answer, atomic_load(&front->answer_ns)));
+                     rate(prompt, atomic_load(&front->prompt_ns)), "answer_per_s",
+                     rate(answer, atomic_load(&front->answer_ns)));
 }
 
 static json_t *requests_json(const struct front_line *front)
 {
     return json_pack("{s:I, s:I, s:I, s:I, s:I}", "received", (json_int_t)atomic_load(&front->requests), "answered",
-                     (json_int_t)atomic_load(&front->answers), "failed", (json_int_t)atomic_load(&front->errors), "running",
-                     (json_int_t)atomic_load(&front->running), "queued", (json_int_t)atomic_load(&front->queued));
+                     (json_int_t)atomic_load(&front->answers), "failed", (json_int_t)atomic_load(&front->errors),
+                     "running", (json_int_t)atomic_load(&front->running), "queued",
+                     (json_int_t)atomic_load(&front->queued));
 }
 
 static json_t *settings_texts(const struct settings *settings)
 {
     json_t *texts = json_object();
     for (int s = 0; s < SETTING_COUNT; s++)
-        json_object_set_new(texts, setting_info((enum setting)s)->name, json_string(settings_text(settings, (enum setting)s)));
+        json_object_set_new(texts, setting_info((enum setting)s)->name,
+                            json_string(settings_text(settings, (enum setting)s)));
     return texts;
 }
 
@@ -135,12 +142,13 @@ static json_t *status_json(const struct supervisor *supervisor)
     const struct facts *facts = &supervisor->plan.facts;
     char identity[20];
     snprintf(identity, sizeof identity, "%016" PRIx64, facts->identity);
-    return json_pack("{s:b, s:s, s:s, s:s, s:s, s:i, s:f, s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "ok", 1, "instance",
-                     supervisor->instance->name, "model", facts->container, "identity", identity, "state",
+    return json_pack("{s:b, s:s, s:s, s:s, s:s, s:i, s:f, s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "ok", 1,
+                     "instance", supervisor->instance->name, "model", facts->container, "identity", identity, "state",
                      instance_state(supervisor), "epoch", (int)supervisor->epoch, "uptime_s",
-                     (double)(supervisor_now_ms() - supervisor->started_ms) / 1000, "workers", (int)facts->workers, "threads",
-                     (int)facts->threads, "context", (int)facts->context, "slots", (int)facts->slots, "settings", settings_texts(supervisor->settings), "processes",
-                     processes_json(supervisor), "pool", pool_json(supervisor), "disk", disk_json(supervisor->control), "tokens",
+                     (double)(supervisor_now_ms() - supervisor->started_ms) / 1000, "workers", (int)facts->workers,
+                     "threads", (int)facts->threads, "context", (int)facts->context, "slots", (int)facts->slots,
+                     "settings", settings_texts(supervisor->settings), "processes", processes_json(supervisor), "pool",
+                     pool_json(supervisor), "disk", disk_json(supervisor->control), "tokens",
                      tokens_json(&supervisor->control->front), "requests", requests_json(&supervisor->control->front));
 }
 

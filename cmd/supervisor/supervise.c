@@ -1,5 +1,5 @@
-/* The siblings: child.c (one process: states, start), status.c (the control socket's answers), plan.c (facts and sizes), instance.c
- * (folder and lock), orphans.c (what a dead supervisor left). */
+/* The siblings: child.c (one process: states, start), status.c (the control socket's answers), plan.c (facts and
+ * sizes), instance.c (folder and lock), orphans.c (what a dead supervisor left). */
 #include "cmd/supervisor/supervise.h"
 
 #include "proto/cleanup.h"
@@ -148,11 +148,36 @@ void supervisor_end(struct supervisor *supervisor)
 
 /* ---- what happens to a child ---- */
 
+/* Everybody must abandon the step at hand: somebody who takes part in it has died, or will. */
+static void raise_epoch(struct supervisor *supervisor)
+{
+    supervisor->epoch = control_raise_epoch(supervisor->control);
+    supervisor->epoch_ms = supervisor_now_ms();
+    ring(supervisor->wake_fd);
+    ring(supervisor->doorbell_fd);
+}
+
+static void stop_next(struct supervisor *supervisor)
+{
+    bool workers_left = false;
+    for (uint32_t i = 0; i < supervisor->child_count; i++) {
+        struct child *child = &supervisor->children[i];
+        if (child->kind != CHILD_WORKER)
+            continue;
+        dispatch(supervisor, child, EVENT_STOP);
+        workers_left |= child->state != CHILD_DOWN;
+    }
+    for (uint32_t i = 0; !workers_left && i < supervisor->child_count; i++)
+        dispatch(supervisor, &supervisor->children[i], EVENT_STOP);
+}
+
+/* Workers first: one that has just finished a step wants to tell the front, one that waits for an expert or for another
+ * worker hears of SIGTERM only when the epoch is raised. The others follow when no worker is left. */
 static void stop_all(struct supervisor *supervisor)
 {
     supervisor->stopping = true;
-    for (uint32_t i = 0; i < supervisor->child_count; i++)
-        dispatch(supervisor, &supervisor->children[i], EVENT_STOP);
+    raise_epoch(supervisor);
+    stop_next(supervisor);
 }
 
 /* Ends the instance for a reason; the first reason counts. */
@@ -168,9 +193,12 @@ static void fail(struct supervisor *supervisor, int code, const char *text)
 
 static void start_child(struct supervisor *supervisor, struct child *child)
 {
-    struct child_gift gift = {.programs = supervisor->programs, .instance = supervisor->instance->name,
-                              .folder = supervisor->instance->folder, .doorbell_fd = supervisor->doorbell_fd,
-                              .wake_fd = supervisor->wake_fd, .threads = supervisor->plan.facts.threads};
+    struct child_gift gift = {.programs = supervisor->programs,
+                              .instance = supervisor->instance->name,
+                              .folder = supervisor->instance->folder,
+                              .doorbell_fd = supervisor->doorbell_fd,
+                              .wake_fd = supervisor->wake_fd,
+                              .threads = supervisor->plan.facts.threads};
     struct error error;
     child->started_ms = supervisor_now_ms();
     child->finished_before = atomic_load(&supervisor->control->front.answers);
@@ -183,19 +211,15 @@ static void start_child(struct supervisor *supervisor, struct child *child)
     fail(supervisor, -status, error.text);
 }
 
-/* Everybody must abandon what the dead process took part in. */
-static void raise_epoch(struct supervisor *supervisor)
-{
-    supervisor->epoch = control_raise_epoch(supervisor->control);
-    supervisor->epoch_ms = supervisor_now_ms();
-    ring(supervisor->wake_fd);
-    ring(supervisor->doorbell_fd);
-}
-
 static void recover(struct supervisor *supervisor, struct child *child)
 {
     char why[1024], text[1400];
     child_explain(child, supervisor->instance->folder, why, sizeof why);
+    if (supervisor->stopping) {
+        say(supervisor, "%s", why);
+        child->state = CHILD_DOWN;
+        return;
+    }
     if (!supervisor->served) {
         snprintf(text, sizeof text, "%s", why);
         child->state = CHILD_DOWN;
@@ -209,8 +233,8 @@ static void recover(struct supervisor *supervisor, struct child *child)
     child->restarts++;
     child->due_ms = now + restart_delay_ms(child->quick);
     if (child->quick >= RESTART_LIMIT) {
-        snprintf(text, sizeof text, "instance %s gives up: %s, %u times in a row; the logs are in %s", supervisor->instance->name, why,
-                 child->quick, supervisor->instance->folder);
+        snprintf(text, sizeof text, "instance %s gives up: %s, %u times in a row; the logs are in %s",
+                 supervisor->instance->name, why, child->quick, supervisor->instance->folder);
         child->state = CHILD_DOWN;
         fail(supervisor, EIO, text);
         return;
@@ -245,7 +269,8 @@ static void take_notice(struct supervisor *supervisor, struct child *child)
         return;
     say(supervisor, "%s is ready after %" PRId64 " ms", child->label, supervisor_now_ms() - child->started_ms);
     dispatch(supervisor, child, EVENT_READY);
-    /* Workers map the dense weights and the front serves nobody without them: the rest starts when iod has loaded them. */
+    /* Workers map the dense weights and the front serves nobody without them: the rest starts when iod has loaded
+     * them. */
     for (uint32_t i = 0; child->kind == CHILD_IOD && i < supervisor->child_count && !supervisor->stopping; i++)
         dispatch(supervisor, &supervisor->children[i], EVENT_START);
 }
@@ -285,8 +310,8 @@ static bool all_acknowledged(const struct supervisor *supervisor)
     return true;
 }
 
-/* Clears what dead children left behind. Returns true while that has to wait: a dead worker's pins hold experts in place that the
- * living may still be reading, until they have abandoned the step. */
+/* Clears what dead children left behind. Returns true while that has to wait: a dead worker's pins hold experts in
+ * place that the living may still be reading, until they have abandoned the step. */
 static bool clear_dead(struct supervisor *supervisor)
 {
     bool waiting = false, acknowledged = all_acknowledged(supervisor);
@@ -332,6 +357,8 @@ static void serve_if_ready(struct supervisor *supervisor)
 static int settle(struct supervisor *supervisor)
 {
     bool waiting = !supervisor->stopping && clear_dead(supervisor);
+    if (supervisor->stopping)
+        stop_next(supervisor);
     int64_t now = supervisor_now_ms(), next = waiting ? now + ACKNOWLEDGE_TICK_MS : INT64_MAX;
     for (uint32_t i = 0; i < supervisor->child_count; i++) {
         struct child *child = &supervisor->children[i];
@@ -394,13 +421,13 @@ static bool all_down(const struct supervisor *supervisor)
 
 static int loop_once(struct supervisor *supervisor, struct error *ret_error)
 {
+    int timeout = settle(supervisor); /* first: it may start a child, whose pipe is then polled too */
+    if (all_down(supervisor))
+        return 0;
     struct pollfd fds[2 + MAX_WORKERS + 2] = {{.fd = supervisor->signal_fd, .events = POLLIN},
                                               {.fd = channel_fd(supervisor->socket), .events = POLLIN}};
     for (uint32_t i = 0; i < supervisor->child_count; i++)
         fds[2 + i] = (struct pollfd){.fd = supervisor->children[i].notify_fd, .events = POLLIN};
-    int timeout = settle(supervisor);
-    if (all_down(supervisor))
-        return 0;
     if (poll(fds, 2 + supervisor->child_count, timeout) < 0)
         return errno == EINTR ? 0 : error_set(ret_error, errno, "poll: %s", strerror(errno));
     for (uint32_t i = 0; i < supervisor->child_count; i++)

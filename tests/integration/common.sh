@@ -54,3 +54,19 @@ expect_nothing_left() {
     left=$(find "$CALYPTE_RUNTIME_DIR" -name '*.ipc' -o -name '*.pid' 2>/dev/null || true)
     [ -z "$left" ] || fail "left in the run directory: $left"
 }
+
+# No private instance (`calypte run MODEL`) is left whose command has ended. Those of other tests may be there, and may be on their way.
+expect_no_private_left() {
+    tries=100
+    while :; do
+        left=
+        for segment in /dev/shm/calypte.run-*; do
+            owner=${segment#/dev/shm/calypte.run-}
+            [ ! -e "$segment" ] || [ -e "/proc/${owner%%.*}" ] || left=$segment
+        done
+        [ -n "$left" ] || return 0
+        tries=$((tries - 1))
+        [ $tries -gt 0 ] || fail "left in /dev/shm: $left"
+        sleep 0.05
+    done
+}

@@ -65,21 +65,55 @@ answers_test() {
     [ $right -ge 13 ] || fail "at least 13 were wanted"
 }
 
+# same_bits SETTING...: these settings give the bits of the first call.
+same_bits() {
+    settings=$*
+    flags=
+    for setting in "$@"; do flags="$flags --set $setting"; done
+    # shellcheck disable=SC2086
+    score "$CALYPTE_MODEL" "$SCRATCH/out" $flags
+    sum=$(cat "$SCRATCH/out.logits" "$SCRATCH/out.draft" | sha256sum)
+    note "${settings:-as it comes}: $sum"
+    [ "${first:=$sum}" = "$sum" ] || fail "$settings: other bits"
+}
+
+# runs_here ISA: this machine has what the kernel set needs; where it has not, the refusal says in one line what is missing.
+runs_here() {
+    if calypte run "$CALYPTE_MODEL" --tokens "$SCRATCH/tokens" --max-tokens 1 --set isa="$1" >/dev/null 2>"$SCRATCH/stderr"; then
+        return 0
+    fi
+    expect_line 1 "isa=$1: this machine lacks .*; use isa=auto" calypte run "$CALYPTE_MODEL" --tokens "$SCRATCH/tokens" \
+        --max-tokens 1 --set isa="$1"
+    note "skipped: $(cat "$SCRATCH/stderr")"
+    return 1
+}
+
 # The same logits, byte for byte, whatever the arrangement of the machine. 256K: four slots, the top_k of the bundled model.
 bits_test() {
     head -n 300 "$CALYPTE_TESTS/oracles/score.tokens" | tr -s ' \n' '\n' | head -n 300 >"$SCRATCH/tokens"
     first=
+    same_bits
     for settings in \
         "workers=1" "workers=2" "workers=3" "workers=8" "threads=1" "threads=2" "prefill_chunk=1" "prefill_chunk=7" \
         "prefill_chunk=256" "pool=256K" "pool=256K prefill_chunk=7 workers=3" "io=pread" "io=uring" "kv=f16"; do
-        flags=
-        for setting in $settings; do flags="$flags --set $setting"; done
         # shellcheck disable=SC2086
-        score "$CALYPTE_MODEL" "$SCRATCH/out" $flags
-        sum=$(cat "$SCRATCH/out.logits" "$SCRATCH/out.draft" | sha256sum)
-        note "$settings: $sum"
-        [ "${first:=$sum}" = "$sum" ] || fail "$settings: other bits"
+        same_bits $settings
     done
+    for isa in scalar avx2 avx512 amx; do
+        runs_here $isa || continue
+        same_bits isa=$isa
+        same_bits isa=$isa workers=2 threads=2 prefill_chunk=7
+        same_bits isa=$isa workers=3 threads=1 prefill_chunk=64 pool=256K
+        same_bits isa=$isa threads=2 prefill_chunk=1
+    done
+
+    note "a decode loop against the prefill of the same tokens"
+    head -n 40 "$SCRATCH/tokens" >"$SCRATCH/prompt"
+    calypte run "$CALYPTE_MODEL" --tokens "$SCRATCH/prompt" --temperature 0 --max-tokens 64 --json >"$SCRATCH/answer"
+    json "$SCRATCH/answer" '.tokens[]' >"$SCRATCH/answer.tokens"
+    cat "$SCRATCH/prompt" "$SCRATCH/answer.tokens" >"$SCRATCH/both"
+    calypte score "$CALYPTE_MODEL" --tokens "$SCRATCH/both" --logits "$SCRATCH/both.logits" >/dev/null
+    oracle follows "$SCRATCH/answer" "$SCRATCH/both.logits" 40
 
     note "a warm pool: the same instance, twice"
     calypte up "$CALYPTE_MODEL" -n "$NAME"

@@ -5,6 +5,8 @@
  *   oracle greedy ORACLE.json ANSWER.json                 `run --json` against the oracle's continuation, up to the first gap < 0.02
  *   oracle logits GOT.safetensors TENSOR ORACLE.safetensors TENSOR [top1=F] [median=F] [cosine=F exceptions=N]
  *        top1: least share of rows with the same argmax; median: least median cosine; cosine: at least F in all rows but N
+ *   oracle follows ANSWER.json LOGITS.safetensors N        each token of a greedy answer is the argmax of `score --logits` of prompt and
+ *        answer, whose prompt has N tokens
  */
 #include "proto/cleanup.h"
 #include "proto/safetensors.h"
@@ -164,6 +166,29 @@ static int check_logits(int argc, char **argv)
     return good ? 0 : fail("that is not close enough");
 }
 
+static int check_follows(const char *answer_path, const char *logits_path, const char *prompt_length)
+{
+    json_t *answer = json_load_file(answer_path, 0, NULL);
+    const json_t *tokens = json_object_get(answer, "tokens");
+    struct tensor shape;
+    _cleanup_free_ float *logits = read_tensor(logits_path, "logits", DTYPE_F32, &shape);
+    uint64_t row = strtoull(prompt_length, NULL, 10) - 1, count = json_array_size(tokens);
+    bool good = logits && count > 0 && row + count <= shape.shape[0];
+    for (uint64_t i = 0; good && i < count; i++, row++) {
+        const float *of_row = logits + row * shape.shape[1];
+        uint64_t top = 0, got = (uint64_t)json_integer_value(json_array_get(tokens, i));
+        for (uint64_t t = 1; t < shape.shape[1]; t++)
+            top = of_row[t] > of_row[top] ? t : top;
+        good = top == got;
+        if (!good)
+            fprintf(stderr, "oracle: token %llu is %llu, the logits say %llu\n", (unsigned long long)i, (unsigned long long)got,
+                    (unsigned long long)top);
+    }
+    printf("%llu tokens follow the logits\n", (unsigned long long)count);
+    json_decref(answer);
+    return good ? 0 : fail("the answer is not what the logits say");
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "tokens") == 0)
@@ -172,8 +197,10 @@ int main(int argc, char **argv)
         return print_prompt(argv[2]);
     if (argc == 4 && strcmp(argv[1], "greedy") == 0)
         return check_greedy(argv[2], argv[3]);
+    if (argc == 5 && strcmp(argv[1], "follows") == 0)
+        return check_follows(argv[2], argv[3], argv[4]);
     if (argc >= 6 && strcmp(argv[1], "logits") == 0)
         return check_logits(argc - 2, argv + 2);
-    fprintf(stderr, "usage: oracle tokens|prompt|greedy|logits ... (see oracle.c)\n");
+    fprintf(stderr, "usage: oracle tokens|prompt|greedy|follows|logits ... (see oracle.c)\n");
     return 2;
 }

@@ -120,7 +120,8 @@ void fixture_assert_same(const char *a, const char *b)
         if (entry->d_name[0] == '.')
             continue;
         size_t first, second;
-        _cleanup_free_ uint8_t *x = fixture_read(a, entry->d_name, &first), *y = fixture_read(b, entry->d_name, &second);
+        _cleanup_free_ uint8_t *x = fixture_read(a, entry->d_name, &first),
+                               *y = fixture_read(b, entry->d_name, &second);
         if (first != second || memcmp(x, y, first) != 0)
             fail_msg("%s differs", entry->d_name);
         count++;
@@ -161,7 +162,8 @@ void fixture_unload(struct fixture_checkpoint *checkpoint)
 
 void fixture_store(const struct fixture_checkpoint *checkpoint, const char *folder)
 {
-    _cleanup_free_ char *config = json_dumps(checkpoint->config, 0), *header = json_dumps(checkpoint->header, JSON_COMPACT);
+    _cleanup_free_ char *config = json_dumps(checkpoint->config, 0),
+                        *header = json_dumps(checkpoint->header, JSON_COMPACT);
     assert_true(config && header);
     fixture_write(folder, "config.json", config, strlen(config));
     _cleanup_free_ char *path = fixture_join(folder, "model.safetensors");

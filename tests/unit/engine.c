@@ -12,10 +12,10 @@
 
 #include <cmocka.h>
 
-#define MUST(call, error)                                                                                                                  \
-    do {                                                                                                                                   \
-        if ((call) < 0)                                                                                                                    \
-            fail_msg("%s", (error).text);                                                                                                  \
+#define MUST(call, error)                                                                                              \
+    do {                                                                                                               \
+        if ((call) < 0)                                                                                                \
+            fail_msg("%s", (error).text);                                                                              \
     } while (0)
 
 static void log_line(const char *line)
@@ -27,8 +27,11 @@ static void *run_iod(void *argument)
 {
     struct engine *engine = argument;
     struct error error = {0};
-    struct loader_options options = {.instance = engine->instance, .rundir = engine->rundir, .doorbell_fd = engine->doorbell,
-                                     .stop_fd = engine->stop_fd, .log = log_line};
+    struct loader_options options = {.instance = engine->instance,
+                                     .rundir = engine->rundir,
+                                     .doorbell_fd = engine->doorbell,
+                                     .stop_fd = engine->stop_fd,
+                                     .log = log_line};
     int status = loader_open(&options, &engine->loader, &error);
     if (status < 0)
         print_error("iod: %s\n", error.text);
@@ -132,8 +135,11 @@ void engine_open(struct engine *engine, const struct engine_options *options)
     MUST(container_open(options->container, &container, &error), error);
     fill_facts(&engine->facts, options, container);
     struct facts *f = &engine->facts;
-    const struct pool_shape shape = {.slots = f->pool_slots, .nodes = f->nodes, .moe_layers = (uint32_t)container->expert_count,
-                                     .experts = container->config.experts, .slice_bytes = container->slice_bytes};
+    const struct pool_shape shape = {.slots = f->pool_slots,
+                                     .nodes = f->nodes,
+                                     .moe_layers = (uint32_t)container->expert_count,
+                                     .experts = container->config.experts,
+                                     .slice_bytes = container->slice_bytes};
     container_close(container);
     MUST(control_create(engine->instance, f, &engine->control, &error), error);
     atomic_store(&engine->control->serving, 1);
@@ -146,9 +152,10 @@ void engine_open(struct engine *engine, const struct engine_options *options)
     MUST(segment_attach(engine->instance, "exchange", SEGMENT_EXCHANGE, 0, false, &engine->exchange, &error), error);
     engine->doorbell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     engine_start_iod(engine);
-    pthread_barrier_init(&engine->begin, NULL, f->workers + 1);
-    pthread_barrier_init(&engine->end, NULL, f->workers + 1);
-    for (uint32_t w = 0; w < f->workers; w++) {
+    engine->started = options->processes ? 0 : f->workers;
+    pthread_barrier_init(&engine->begin, NULL, engine->started + 1);
+    pthread_barrier_init(&engine->end, NULL, engine->started + 1);
+    for (uint32_t w = 0; w < engine->started; w++) {
         struct engine_worker *worker = &engine->workers[w];
         worker->engine = engine;
         worker->index = w;
@@ -161,7 +168,7 @@ void engine_close(struct engine *engine)
 {
     engine->step = NULL;
     pthread_barrier_wait(&engine->begin);
-    for (uint32_t w = 0; w < engine->facts.workers; w++) {
+    for (uint32_t w = 0; w < engine->started; w++) {
         pthread_join(engine->workers[w].thread, NULL);
         model_close(engine->workers[w].model);
     }
@@ -189,8 +196,8 @@ int engine_finish(struct engine *engine, struct step_done *ret_done)
     *ret_done = engine->workers[0].done;
     for (uint32_t w = 1; w < engine->facts.workers; w++)
         if (engine->workers[w].status != engine->workers[0].status)
-            fail_msg("worker %u left the step with %d (%s), worker 0 with %d", w, engine->workers[w].status, engine->workers[w].error.text,
-                     engine->workers[0].status);
+            fail_msg("worker %u left the step with %d (%s), worker 0 with %d", w, engine->workers[w].status,
+                     engine->workers[w].error.text, engine->workers[0].status);
     return engine->workers[0].status;
 }
 
@@ -200,8 +207,8 @@ int engine_step(struct engine *engine, const struct step *step, struct step_done
     return engine_finish(engine, ret_done);
 }
 
-void engine_score(struct engine *engine, const int32_t *tokens, uint32_t count, uint32_t chunk, uint32_t first_page, float *ret_logits,
-                  float *ret_draft)
+void engine_score(struct engine *engine, const int32_t *tokens, uint32_t count, uint32_t chunk, uint32_t first_page,
+                  float *ret_logits, float *ret_draft)
 {
     uint32_t vocab = engine->facts.config.vocab, pages = (count + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
     uint32_t *page_ids = calloc(pages, sizeof *page_ids);
@@ -212,15 +219,23 @@ void engine_score(struct engine *engine, const int32_t *tokens, uint32_t count, 
         uint32_t rows = count - first < chunk ? count - first : chunk;
         for (uint32_t i = 0; i < rows; i++)
             next[i] = first + i + 1 < count ? tokens[first + i + 1] : -1;
-        const struct step_sequence sequence = {.first = first, .rows = rows, .logits = LOGITS_ALL, .pages = pages, .page_ids = page_ids};
-        const struct step step = {.id = first + 1, .epoch = atomic_load(&engine->control->epoch), .draft = ret_draft != NULL, .sequences = 1,
-                                  .rows = rows, .sequence = &sequence, .tokens = tokens + first, .next = next};
+        const struct step_sequence sequence = {
+            .first = first, .rows = rows, .logits = LOGITS_ALL, .pages = pages, .page_ids = page_ids};
+        const struct step step = {.id = first + 1,
+                                  .epoch = atomic_load(&engine->control->epoch),
+                                  .draft = ret_draft != NULL,
+                                  .sequences = 1,
+                                  .rows = rows,
+                                  .sequence = &sequence,
+                                  .tokens = tokens + first,
+                                  .next = next};
         struct step_done done;
         int status = engine_step(engine, &step, &done);
         if (status < 0)
             fail_msg("step at %u: %d: %s", first, status, engine->workers[0].error.text);
         assert_int_equal(done.logit_rows, rows);
-        memcpy(ret_logits + (size_t)first * vocab, exchange_logits(&engine->exchange, &engine->layout, 0), (size_t)rows * vocab * sizeof(float));
+        memcpy(ret_logits + (size_t)first * vocab, exchange_logits(&engine->exchange, &engine->layout, 0),
+               (size_t)rows * vocab * sizeof(float));
         uint32_t drafts = first + rows < count ? rows : rows - 1;
         if (ret_draft)
             memcpy(ret_draft + (size_t)first * vocab, exchange_logits(&engine->exchange, &engine->layout, 1),

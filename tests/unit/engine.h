@@ -1,5 +1,5 @@
-/* An instance inside the test: segments as the supervisor makes them, the real I/O daemon as a thread, each worker as a thread with its
- * own team. Everything but processes and messages is what runs in production. */
+/* An instance inside the test: segments as the supervisor makes them, the real I/O daemon as a thread, each worker as a
+ * thread with its own team. Everything but processes and messages is what runs in production. */
 #pragma once
 
 #include "compute/model.h"
@@ -15,6 +15,7 @@ struct engine_options {
     uint32_t index_topk;               /* 0: the config's */
     uint32_t max_rows, context, slots; /* 0: 64, 512, all experts */
     uint32_t isa, nodes;
+    bool processes; /* the test starts the workers itself */
 };
 
 struct engine_worker {
@@ -38,6 +39,7 @@ struct engine {
     pthread_t iod_thread;
     struct loader *loader;
     pthread_barrier_t begin, end, opened; /* of a step; of iod's start */
+    uint32_t started;                     /* workers that are threads here */
     const struct step *step;              /* NULL: end */
     struct engine_worker workers[MAX_WORKERS];
 };
@@ -56,9 +58,10 @@ int engine_step(struct engine *engine, const struct step *step, struct step_done
 void engine_begin(struct engine *engine, const struct step *step);
 int engine_finish(struct engine *engine, struct step_done *ret_done);
 
-/* Logits of every token of one sequence, in chunks: [count][vocab]; draft (may be NULL) [count - 1][vocab]. first_page: of its pages. */
-void engine_score(struct engine *engine, const int32_t *tokens, uint32_t count, uint32_t chunk, uint32_t first_page, float *ret_logits,
-                  float *ret_draft);
+/* Logits of every token of one sequence, in chunks: [count][vocab]; draft (may be NULL) [count - 1][vocab]. first_page:
+ * of its pages. */
+void engine_score(struct engine *engine, const int32_t *tokens, uint32_t count, uint32_t chunk, uint32_t first_page,
+                  float *ret_logits, float *ret_draft);
 
 /* Tensor of a safetensors file, whole; the caller frees. */
 void *engine_tensor(const char *path, const char *name, enum tensor_dtype dtype, uint64_t ret_shape[static 2]);

@@ -1,6 +1,6 @@
-/* A real calypte-front in an instance of its own. Its workers are threads of the test: they decode real STEPs, keep the tokens of
- * every KV page, and write logits that depend on all tokens of a sequence up to the row, read through the STEP's page ids. So a wrong
- * position, page, chunk or row of logits changes the answer. */
+/* A real calypte-front in an instance of its own. Its workers are threads of the test: they decode real STEPs, keep the
+ * tokens of every KV page, and write logits that depend on all tokens of a sequence up to the row, read through the
+ * STEP's page ids. So a wrong position, page, chunk or row of logits changes the answer. */
 #pragma once
 
 #include "cmd/front/tokenizer.h"
@@ -18,8 +18,8 @@
 
 enum worker_mode {
     WORKER_GOOD,
-    WORKER_HOLDS,        /* does not answer until the mode changes */
-    WORKER_DROPS,        /* never answers this STEP */
+    WORKER_HOLDS, /* does not answer until the mode changes */
+    WORKER_DROPS, /* never answers this STEP */
     WORKER_NAN,
     WORKER_EXPERT_FAILS, /* -EIO, layer 3, expert 17, slice 2, checksum */
     WORKER_LIES,         /* says another number of rows of logits */
@@ -40,10 +40,9 @@ struct fixture {
     _Atomic int mode; /* enum worker_mode */
     _Atomic int ending;
     _Atomic uint32_t steps, rows, widest; /* that worker 0 was given; widest: most sequences in one */
-    _Atomic uint32_t mismatches;          /* what the two workers saw differed, or a STEP read a KV row that nobody wrote */
-    int32_t *kv;                          /* [kv_pages][page_tokens], worker 0's */
-    uint64_t seen[FIXTURE_WORKERS];       /* a hash of all STEPs that each worker got: the same unless `raised` */
-    bool raised;                          /* the epoch was: STEPs may have been lost */
+    _Atomic uint32_t mismatches; /* what the two workers saw differed, or a STEP read a KV row that nobody wrote */
+    int32_t *kv;                 /* [kv_pages][page_tokens], worker 0's */
+    _Atomic uint64_t seen[FIXTURE_WORKERS]; /* a hash of each worker's last STEP */
 };
 
 /* Starts an instance whose container is tests/model, or an empty folder. */
@@ -58,8 +57,10 @@ struct channel *fixture_dial(struct fixture *fixture);
 void fixture_send(struct channel *channel, const char *request);
 json_t *fixture_receive(struct channel *channel);
 
-/* The answer that the workers give to a prompt: its tokens (for free()), up to the stop token, max_tokens or the context. */
-int32_t *fixture_expected(const struct fixture *fixture, const int32_t *prompt, size_t count, size_t max_tokens, size_t *ret_count);
+/* The answer that the workers give to a prompt: its tokens (for free()), up to the stop token, max_tokens or the
+ * context. */
+int32_t *fixture_expected(const struct fixture *fixture, const int32_t *prompt, size_t count, size_t max_tokens,
+                          size_t *ret_count);
 /* The token that the workers find likeliest after `count` tokens; the draft after one more, `next`. */
 int32_t fixture_follow(const int32_t *tokens, size_t count);
 int32_t fixture_draft(const int32_t *tokens, size_t count, int32_t next);

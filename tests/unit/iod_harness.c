@@ -37,14 +37,15 @@ uint64_t dense_word(uint32_t file, size_t word)
 
 static json_t *make_config(const struct geometry *g)
 {
-    json_t *config = json_pack(
-        "{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "model_type", "glm_moe_dsa", "hidden_size",
-        (int)g->hidden, "num_hidden_layers", (int)g->layers, "num_attention_heads", 4, "vocab_size", 64, "max_position_embeddings", 4096,
-        "q_lora_rank", 64, "kv_lora_rank", 64, "qk_nope_head_dim", 64, "qk_rope_head_dim", 32, "v_head_dim", 64, "index_topk", 64,
-        "index_n_heads", 4, "index_head_dim", 64);
-    json_t *more = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f}", "n_routed_experts", (int)g->experts, "num_experts_per_tok",
-                             (int)g->top_k, "n_shared_experts", 1, "moe_intermediate_size", (int)g->width, "intermediate_size", 64,
-                             "first_k_dense_replace", 1, "rms_norm_eps", 1e-5, "rope_theta", 10000.0);
+    json_t *config = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "model_type",
+                               "glm_moe_dsa", "hidden_size", (int)g->hidden, "num_hidden_layers", (int)g->layers,
+                               "num_attention_heads", 4, "vocab_size", 64, "max_position_embeddings", 4096,
+                               "q_lora_rank", 64, "kv_lora_rank", 64, "qk_nope_head_dim", 64, "qk_rope_head_dim", 32,
+                               "v_head_dim", 64, "index_topk", 64, "index_n_heads", 4, "index_head_dim", 64);
+    json_t *more =
+        json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f}", "n_routed_experts", (int)g->experts,
+                  "num_experts_per_tok", (int)g->top_k, "n_shared_experts", 1, "moe_intermediate_size", (int)g->width,
+                  "intermediate_size", 64, "first_k_dense_replace", 1, "rms_norm_eps", 1e-5, "rope_theta", 10000.0);
     assert_int_equal(json_object_update(config, more), 0);
     json_decref(more);
     return config;
@@ -74,10 +75,10 @@ static void write_all(int fd, const void *data, size_t bytes)
     }
 }
 
-/* Writes a file of tensors whose data follow one another; data[i] has tensors[i].bytes. Returns its entry in the manifest, in which
- * only tensors with listed[i] have a checksum. */
-static json_t *write_file(const char *folder, const char *name, struct tensor *tensors, const void *const *data, const bool *listed,
-                          size_t count)
+/* Writes a file of tensors whose data follow one another; data[i] has tensors[i].bytes. Returns its entry in the
+ * manifest, in which only tensors with listed[i] have a checksum. */
+static json_t *write_file(const char *folder, const char *name, struct tensor *tensors, const void *const *data,
+                          const bool *listed, size_t count)
 {
     char path[512];
     struct error error;
@@ -98,7 +99,8 @@ static json_t *write_file(const char *folder, const char *name, struct tensor *t
             json_object_set_new(sums, tensors[i].name, checksum_json(data[i], tensors[i].bytes));
     }
     assert_int_equal(fsync(fd), 0);
-    json_t *entry = json_pack("{s:I, s:o, s:o}", "bytes", (json_int_t)bytes, "header", checksum_json(header, header_bytes), "tensors", sums);
+    json_t *entry = json_pack("{s:I, s:o, s:o}", "bytes", (json_int_t)bytes, "header",
+                              checksum_json(header, header_bytes), "tensors", sums);
     free(header);
     return entry;
 }
@@ -192,10 +194,11 @@ void harness_make_container(const char *folder, const struct geometry *g)
         add_file(files, write_dense(folder, f, g));
     for (uint32_t layer = 1; layer < g->layers; layer++)
         add_file(files, write_experts(folder, layer, g, slice_bytes));
-    json_t *manifest = json_pack("{s:i, s:i, s:s, s:s, s:o, s:n, s:f, s:s, s:s, s:i, s:i, s:I, s:o}", "format", CONTAINER_FORMAT, "numerics",
-                                 CONTAINER_NUMERICS, "producer", "test", "source", "test", "config", make_config(g), "generation",
-                                 "qk_norm_eps", 1e-6, "dense_format", "int8", "expert_format", "int4", "slices", (int)EXPERT_SLICES, "stripes",
-                                 1, "slice_bytes", (json_int_t)slice_bytes, "files", files);
+    json_t *manifest =
+        json_pack("{s:i, s:i, s:s, s:s, s:o, s:n, s:f, s:s, s:s, s:i, s:i, s:I, s:o}", "format", CONTAINER_FORMAT,
+                  "numerics", CONTAINER_NUMERICS, "producer", "test", "source", "test", "config", make_config(g),
+                  "generation", "qk_norm_eps", 1e-6, "dense_format", "int8", "expert_format", "int4", "slices",
+                  (int)EXPERT_SLICES, "stripes", 1, "slice_bytes", (json_int_t)slice_bytes, "files", files);
     assert_non_null(manifest);
     uint64_t checksum;
     char digits[CHECKSUM_DIGITS + 1], path[512];
@@ -246,29 +249,59 @@ void harness_remove(const char *path)
 
 /* --- the instance --- */
 
-void world_open(struct world *world, const char *scratch, const char *container_path, const struct world_options *options)
+static int worlds; /* opened so far: each has a name of its own */
+
+void harness_end(const char *scratch)
 {
-    static int number;
+    for (int i = 0; i < worlds; i++) {
+        char instance[INSTANCE_NAME_MAX];
+        snprintf(instance, sizeof(instance), "test-iod-%d-%d", (int)getpid(), i);
+        segment_unlink_all(instance);
+    }
+    harness_remove(scratch);
+}
+
+void world_open(struct world *world, const char *scratch, const char *container_path,
+                const struct world_options *options)
+{
     struct error error;
     struct container *container;
     *world = (struct world){.tick = 1};
-    snprintf(world->instance, sizeof(world->instance), "test-iod-%d-%d", (int)getpid(), number);
-    snprintf(world->rundir, sizeof(world->rundir), "%s/run-%d", scratch, number++);
+    snprintf(world->instance, sizeof(world->instance), "test-iod-%d-%d", (int)getpid(), worlds);
+    snprintf(world->rundir, sizeof(world->rundir), "%s/run-%d", scratch, worlds++);
     assert_int_equal(mkdir(world->rundir, 0700), 0);
     if (container_open(container_path, &container, &error) < 0)
         fail_msg("%s", error.text);
     struct facts *f = &world->facts;
-    *f = (struct facts){.config = container->config, .identity = container->identity, .dense_format = container->dense_format,
-                        .expert_format = container->expert_format, .workers = options->workers, .threads = 1, .nodes = options->nodes,
-                        .activations = ACTIVATIONS_INT8, .kv = KV_F16, .io = options->io, .index_topk = 64, .max_rows = 1, .logit_rows = 1,
-                        .kv_pages = 1, .page_tokens = 64, .context = 64, .pool_slots = options->slots};
+    *f = (struct facts){.config = container->config,
+                        .identity = container->identity,
+                        .dense_format = container->dense_format,
+                        .expert_format = container->expert_format,
+                        .workers = options->workers,
+                        .threads = 1,
+                        .nodes = options->nodes,
+                        .activations = ACTIVATIONS_INT8,
+                        .kv = KV_F16,
+                        .io = options->io,
+                        .index_topk = 64,
+                        .max_rows = 1,
+                        .logit_rows = 1,
+                        .kv_pages = 1,
+                        .page_tokens = 64,
+                        .context = 64,
+                        .slots = 1,
+                        .prefill_chunk = 1,
+                        .pool_slots = options->slots};
     snprintf(f->container, sizeof(f->container), "%s", container_path);
     for (uint32_t w = 0; w < options->workers; w++)
         f->core_count[w] = 1;
-    const struct pool_shape shape = {.slots = options->slots, .nodes = options->nodes, .moe_layers = (uint32_t)container->expert_count,
-                                     .experts = container->config.experts, .slice_bytes = container->slice_bytes};
-    if (control_create(world->instance, f, &world->control, &error) < 0 || pool_create(world->instance, &shape, &error) < 0 ||
-        pool_attach(world->instance, &world->pool, &error) < 0)
+    const struct pool_shape shape = {.slots = options->slots,
+                                     .nodes = options->nodes,
+                                     .moe_layers = (uint32_t)container->expert_count,
+                                     .experts = container->config.experts,
+                                     .slice_bytes = container->slice_bytes};
+    if (control_create(world->instance, f, &world->control, &error) < 0 ||
+        pool_create(world->instance, &shape, &error) < 0 || pool_attach(world->instance, &world->pool, &error) < 0)
         fail_msg("%s", error.text);
     container_close(container);
     for (uint32_t w = 0; w < options->workers; w++)
@@ -289,7 +322,6 @@ void world_close(struct world *world)
 static void ring_if(struct world *world, _Atomic uint32_t *flag)
 {
     uint64_t one = 1;
-    atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load(flag))
         assert_int_equal(write(world->doorbell, &one, sizeof(one)), sizeof(one));
 }
@@ -301,7 +333,8 @@ void world_tick(struct world *world, uint32_t worker, uint64_t tick)
 
 void world_ask(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick)
 {
-    const struct expert_request request = {.expert = expert, .epoch = atomic_load(&world->control->epoch), .tick = tick};
+    const struct expert_request request = {
+        .expert = expert, .epoch = atomic_load(&world->control->epoch), .tick = tick};
     assert_int_equal(ring_push(&world->control->rings[worker], &request), 0);
     ring_if(world, &world->control->iod.asleep);
 }
@@ -313,18 +346,22 @@ uint64_t harness_now_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-int world_get(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick, int timeout_ms, struct slot_ref *ret_ref)
+int world_get(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick, int timeout_ms,
+              struct slot_ref *ret_ref)
 {
     _Atomic uint32_t *published = &world->control->workers[worker].published;
     uint64_t end = harness_now_ms() + (uint64_t)timeout_ms;
+    struct slot_ref failed = {0};
     bool asked = false;
     while (true) {
         uint32_t seen = atomic_load(published);
         int status = pool_pin(&world->pool, expert, worker, tick, ret_ref);
-        if (status == 0 || (status == -EIO && asked))
+        bool old_failure = ret_ref->index == failed.index && ret_ref->generation == failed.generation;
+        if (status == 0 || (status == -EIO && asked && !old_failure))
             return status;
-        /* FAILED before we asked is somebody else's failure: ask once for another try. */
-        if (status == -ENOENT || status == -ESTALE || (status == -EIO && !asked) || !asked) {
+        if (!asked) {
+            if (status == -EIO)
+                failed = *ret_ref;
             world_ask(world, worker, expert, tick);
             asked = true;
         }
@@ -392,8 +429,8 @@ void iod_spawn(struct world *world, bool forbid_uring, struct iod_process *ret_p
         dup2(log, STDERR_FILENO);
         if (forbid_uring)
             forbid_io_uring();
-        execl(program, "calypte-iod", "--instance", world->instance, "--rundir", world->rundir, "--parent", parent, "--notify-fd", notify,
-              "--doorbell-fd", doorbell, (char *)NULL);
+        execl(program, "calypte-iod", "--instance", world->instance, "--rundir", world->rundir, "--parent", parent,
+              "--notify-fd", notify, "--doorbell-fd", doorbell, (char *)NULL);
         _exit(98);
     }
     close(pipe_fds[1]);
@@ -456,8 +493,11 @@ static void *serve(void *argument)
 {
     struct iod_thread *iod = argument;
     struct loader *loader = NULL;
-    const struct loader_options options = {.instance = iod->world->instance, .rundir = iod->world->rundir,
-                                           .doorbell_fd = iod->world->doorbell, .stop_fd = iod->stop_fd, .method = iod->method,
+    const struct loader_options options = {.instance = iod->world->instance,
+                                           .rundir = iod->world->rundir,
+                                           .doorbell_fd = iod->world->doorbell,
+                                           .stop_fd = iod->stop_fd,
+                                           .method = iod->method,
                                            .log = keep_line};
     iod->open_status = loader_open(&options, &loader, &iod->error);
     pthread_barrier_wait(&iod->opened);

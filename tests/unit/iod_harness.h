@@ -1,5 +1,5 @@
-/* What the tests of the I/O daemon share: a container made on the spot, an instance around it (the supervisor's part), workers that ask
- * and pin, and the daemon as a process or as a thread of the test. */
+/* What the tests of the I/O daemon share: a container made on the spot, an instance around it (the supervisor's part),
+ * workers that ask and pin, and the daemon as a process or as a thread of the test. */
 #pragma once
 
 #include "io_daemon/loader.h"
@@ -25,9 +25,11 @@ uint64_t dense_word(uint32_t file, size_t word);
 /* Changes one byte of a file by `flip` (xor); called twice it restores. */
 void harness_flip_byte(const char *path, uint64_t offset, uint8_t flip);
 
-/* A scratch folder under the working directory (a build folder, so a real disk), removed by harness_remove. */
+/* A scratch folder under the working directory (a build folder, so a real disk). harness_end removes it with all that
+ * is in it, and the shared memory of worlds that a failed test left open. */
 void harness_scratch(const char *name, char ret_path[static 256]);
 void harness_remove(const char *path);
+void harness_end(const char *scratch);
 
 struct world {
     char instance[INSTANCE_NAME_MAX];
@@ -47,10 +49,11 @@ struct world_options {
 void world_open(struct world *world, const char *scratch, const char *container, const struct world_options *options);
 void world_close(struct world *world);
 
-/* What a worker does. world_ask pushes a request with the worker's current tick and rings if it must. world_get asks and waits, asking
- * again where the protocol says so: 0 (pinned by holder `worker`), -EIO (ref filled), -ETIMEDOUT. world_put unpins and rings if it must. */
+/* What a worker does. world_ask pushes a request and rings if it must. world_get asks once and waits: 0 (pinned by holder
+ * `worker`), -EIO (ref filled), -ETIMEDOUT. world_put unpins and rings if it must. */
 void world_ask(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick);
-int world_get(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick, int timeout_ms, struct slot_ref *ret_ref);
+int world_get(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick, int timeout_ms,
+              struct slot_ref *ret_ref);
 void world_put(struct world *world, uint32_t worker, struct slot_ref ref);
 void world_tick(struct world *world, uint32_t worker, uint64_t tick);
 

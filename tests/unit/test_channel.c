@@ -1,4 +1,5 @@
-/* Channels: messages of any size both ways, reconnecting, timeouts, paths that are too long; and what a child inherits. */
+/* Channels: messages of any size both ways, reconnecting, timeouts, paths that are too long; and what a child inherits.
+ */
 #include "proto/channel.h"
 #include "proto/cleanup.h"
 #include "proto/heritage.h"
@@ -159,11 +160,13 @@ static void test_heritage(void **state)
     snprintf(number, sizeof number, "%d", ends[1]);
     struct heritage heritage;
     struct error error = {""};
-    char **argv = ARGV(ARG("--instance"), ARG("one"), ARG("--rundir"), ARG("/run/x"), ARG("--notify-fd"), number, ARG("--index"), ARG("3"));
+    char **argv = ARGV(ARG("--instance"), ARG("one"), ARG("--rundir"), ARG("/run/x"), ARG("--notify-fd"), number,
+                       ARG("--index"), ARG("3"));
     assert_int_equal(heritage_parse(9, argv, &heritage, &error), 0);
     assert_string_equal(heritage.instance, "one");
     assert_string_equal(heritage.rundir, "/run/x");
-    assert_true(heritage.notify_fd == ends[1] && heritage.doorbell_fd == -1 && heritage.wake_fd == -1 && heritage.index == 3);
+    assert_true(heritage.notify_fd == ends[1] && heritage.doorbell_fd == -1 && heritage.wake_fd == -1 &&
+                heritage.index == 3);
     assert_true(fcntl(ends[1], F_GETFD) & FD_CLOEXEC);
     heritage_notify(&heritage, "two\nlines");
     char line[64] = "";
@@ -172,9 +175,11 @@ static void test_heritage(void **state)
     assert_int_equal(read(ends[0], line, sizeof line), 0); /* it closed its end */
     close(ends[0]);
 
-    assert_int_equal(heritage_parse(5, ARGV(ARG("--instance"), ARG("a"), ARG("--index"), ARG("-1")), &heritage, &error), -EINVAL);
+    assert_int_equal(heritage_parse(5, ARGV(ARG("--instance"), ARG("a"), ARG("--index"), ARG("-1")), &heritage, &error),
+                     -EINVAL);
     assert_non_null(strstr(error.text, "--index"));
-    assert_int_equal(heritage_parse(5, ARGV(ARG("--instance"), ARG("a"), ARG("--wake-fd"), ARG("999")), &heritage, &error), -EINVAL);
+    assert_int_equal(
+        heritage_parse(5, ARGV(ARG("--instance"), ARG("a"), ARG("--wake-fd"), ARG("999")), &heritage, &error), -EINVAL);
     assert_non_null(strstr(error.text, "--wake-fd"));
     assert_int_equal(heritage_parse(3, ARGV(ARG("--instance"), ARG("a")), &heritage, &error), -EINVAL);
     assert_non_null(strstr(error.text, "--rundir"));

@@ -1,5 +1,5 @@
 /* What the front answers: a real calypte-front over its real socket. */
-#include "front_fixture.h"
+#include "tests/unit/front_fixture.h"
 
 #include "proto/cleanup.h"
 #include "proto/safetensors.h"
@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <string.h>
+#include <sys/resource.h>
 
 static int set_up(void **state)
 {
@@ -45,7 +46,8 @@ static char *request_text(const char *op, const int32_t *tokens, size_t count, c
     return text;
 }
 
-static json_t *ask_tokens(struct fixture *fixture, const char *op, const int32_t *tokens, size_t count, const char *more)
+static json_t *ask_tokens(struct fixture *fixture, const char *op, const int32_t *tokens, size_t count,
+                          const char *more)
 {
     _cleanup_free_ char *text = request_text(op, tokens, count, more);
     return fixture_ask(fixture, text);
@@ -97,7 +99,8 @@ static void test_prompts(void **state)
         const char *request, *rendered;
     } cases[] = {
         {"{\"op\":\"generate\",\"prompt\":\"What is a river?\",\"raw\":true}", "What is a river?"},
-        {"{\"op\":\"generate\",\"prompt\":\"What is a river?\"}", "[gMASK]<sop><|user|>What is a river?<|assistant|><think></think>"},
+        {"{\"op\":\"generate\",\"prompt\":\"What is a river?\"}",
+         "[gMASK]<sop><|user|>What is a river?<|assistant|><think></think>"},
         {"{\"op\":\"generate\",\"messages\":[{\"role\":\"user\",\"content\":\"What is a river?\"}]}",
          "[gMASK]<sop><|user|>What is a river?<|assistant|><think></think>"},
         {"{\"op\":\"generate\",\"prompt\":\"Go.\",\"system\":\"Be brief.\"}",
@@ -107,7 +110,9 @@ static void test_prompts(void **state)
         _cleanup_free_ int32_t *ids = NULL, *expected = NULL;
         size_t count, answer_count;
         struct error error;
-        assert_int_equal(tokenizer_encode(fixture->tokenizer, cases[i].rendered, strlen(cases[i].rendered), &ids, &count, &error), 0);
+        assert_int_equal(
+            tokenizer_encode(fixture->tokenizer, cases[i].rendered, strlen(cases[i].rendered), &ids, &count, &error),
+            0);
         expected = fixture_expected(fixture, ids, count, SIZE_MAX, &answer_count);
         json_t *answer = fixture_ask(fixture, cases[i].request);
         fixture_check_tokens(answer, expected, answer_count);
@@ -133,7 +138,7 @@ static void test_limits(void **state)
     uint32_t context = fixture->facts.context;
     int32_t full[128];
     for (uint32_t i = 0; i < context; i++)
-        full[i] = 400 + (int32_t)i % 3;
+        full[i] = 400 + (int32_t)i % 4;
     _cleanup_free_ int32_t *last = fixture_expected(fixture, full, context - 1, SIZE_MAX, &count);
     assert_int_equal(count, 1); /* not the stop token */
     answer = ask_tokens(fixture, "generate", full, context - 1, "\"max_tokens\":1000");
@@ -241,7 +246,8 @@ static void test_together(void **state)
     _cleanup_free_ int32_t *other_expected = fixture_expected(fixture, other, 7, SIZE_MAX, &other_count);
     atomic_store(&fixture->mode, WORKER_HOLDS);
     struct channel *one = fixture_dial(fixture), *two = fixture_dial(fixture);
-    _cleanup_free_ char *first = request_text("generate", prompt, PROMPT, ""), *second = request_text("generate", other, 7, "");
+    _cleanup_free_ char *first = request_text("generate", prompt, PROMPT, ""),
+                        *second = request_text("generate", other, 7, "");
     fixture_send(one, first);
     fixture_send(two, second);
     fixture_wait_status(fixture, "running", 2);
@@ -276,7 +282,8 @@ static void test_session(void **state)
     uint32_t rows = atomic_load(&fixture->rows);
     answer = ask_tokens(fixture, "generate", longer, length, "\"session\":\"talk\",\"max_tokens\":4");
     fixture_check_tokens(answer, next, more);
-    assert_int_equal(number(answer, "usage", "cached"), PROMPT + count - 1); /* the last token of an answer is not computed */
+    assert_int_equal(number(answer, "usage", "cached"),
+                     PROMPT + count - 1); /* the last token of an answer is not computed */
     json_decref(answer);
     assert_true(atomic_load(&fixture->rows) - rows <= 2 + more);
     /* another beginning: nothing of the kept is used wrongly */
@@ -303,7 +310,8 @@ static void test_sampling(void **state)
     static const char *const options = "\"temperature\":5,\"top_p\":0.9,\"seed\":11,\"max_tokens\":20";
     json_t *one = ask_tokens(fixture, "generate", prompt, PROMPT, options);
     struct channel *beside = fixture_dial(fixture);
-    _cleanup_free_ char *other = request_text("generate", prompt, PROMPT, "\"temperature\":5,\"seed\":12,\"max_tokens\":20");
+    _cleanup_free_ char *other =
+        request_text("generate", prompt, PROMPT, "\"temperature\":5,\"seed\":12,\"max_tokens\":20");
     fixture_send(beside, other);
     json_t *two = ask_tokens(fixture, "generate", prompt, PROMPT, options), *three = fixture_receive(beside);
     assert_true(json_equal(json_object_get(one, "tokens"), json_object_get(two, "tokens")));
@@ -311,7 +319,8 @@ static void test_sampling(void **state)
     assert_false(json_equal(json_object_get(one, "tokens"), json_object_get(three, "tokens")));
     assert_int_equal(number(one, NULL, "seed"), 11);
     for (size_t i = 0; i < json_array_size(json_object_get(three, "tokens")); i++)
-        assert_true(json_integer_value(json_array_get(json_object_get(three, "tokens"), i)) < 4085); /* rows without a token */
+        assert_true(json_integer_value(json_array_get(json_object_get(three, "tokens"), i)) <
+                    4085); /* rows without a token */
     json_decref(one);
     json_decref(two);
     json_decref(three);
@@ -326,7 +335,8 @@ static float *read_rows(const char *path, const char *name, size_t rows, size_t 
         fail_msg("%s", error.text);
     const struct tensor *tensor = safetensors_find(&file, name);
     assert_non_null(tensor);
-    assert_true(tensor->dtype == DTYPE_F32 && tensor->dims == 2 && tensor->shape[0] == rows && tensor->shape[1] == columns);
+    assert_true(tensor->dtype == DTYPE_F32 && tensor->dims == 2 && tensor->shape[0] == rows &&
+                tensor->shape[1] == columns);
     float *data = malloc(tensor->bytes);
     assert_non_null(data);
     int fd = open(path, O_RDONLY);
@@ -353,7 +363,8 @@ static void test_score(void **state)
     char logits_path[96], drafts_path[96], options[300];
     snprintf(logits_path, sizeof logits_path, "%s/logits", fixture->folder);
     snprintf(drafts_path, sizeof drafts_path, "%s/drafts", fixture->folder);
-    snprintf(options, sizeof options, "\"context\":%zu,\"logits\":\"%s\",\"draft_logits\":\"%s\"", window, logits_path, drafts_path);
+    snprintf(options, sizeof options, "\"context\":%zu,\"logits\":\"%s\",\"draft_logits\":\"%s\"", window, logits_path,
+             drafts_path);
     int32_t tokens[PROMPT];
     memcpy(tokens, prompt, sizeof tokens);
     tokens[3] = fixture_follow(tokens, 3); /* one that is foreseen */
@@ -380,17 +391,41 @@ static void test_score(void **state)
         if (i + 1 == window)
             assert_true(isnan(drafts[i * vocab]) && isnan(drafts[(i + 1) * vocab - 1]));
         else if (i + 1 < PROMPT)
-            assert_int_equal(peak(drafts + i * vocab, vocab), fixture_draft(tokens + start, i + 1 - start, tokens[i + 1]));
+            assert_int_equal(peak(drafts + i * vocab, vocab),
+                             fixture_draft(tokens + start, i + 1 - start, tokens[i + 1]));
     }
     assert_int_equal(unlink(logits_path), 0);
     assert_int_equal(unlink(drafts_path), 0);
 
     fixture_check_error(ask_tokens(fixture, "score", tokens, 1, ""), "bad_request", "tokens", "at least 2");
-    fixture_check_error(ask_tokens(fixture, "score", tokens, PROMPT, "\"context\":97"), "bad_request", "context", "2 to 96");
-    fixture_check_error(ask_tokens(fixture, "score", tokens, PROMPT, "\"logits\":\"x\""), "bad_request", "logits", "absolute");
-    fixture_check_error(ask_tokens(fixture, "score", tokens, PROMPT, "\"logits\":\"/no/such/folder/x\""), "bad_request", "logits",
-                        "/no/such/folder/x");
-    fixture_check_error(ask_tokens(fixture, "score", tokens, PROMPT, "\"logits\":\"/dev/full/x\""), "bad_request", "logits", "/dev/full");
+    fixture_check_error(ask_tokens(fixture, "score", tokens, PROMPT, "\"context\":97"), "bad_request", "context",
+                        "2 to 96");
+    fixture_check_error(ask_tokens(fixture, "score", tokens, PROMPT, "\"logits\":\"x\""), "bad_request", "logits",
+                        "absolute");
+    fixture_check_error(ask_tokens(fixture, "score", tokens, PROMPT, "\"logits\":\"/no/such/folder/x\""), "bad_request",
+                        "logits", "/no/such/folder/x");
+    fixture_check_error(ask_tokens(fixture, "score", tokens, PROMPT, "\"logits\":\"/dev/full/x\""), "bad_request",
+                        "logits", "/dev/full");
+}
+
+/* A file that cannot be written whole: an error that names it, and nothing is left of it. */
+static void test_score_file_full(void **state)
+{
+    struct fixture *fixture = *state;
+    char path[96], options[160];
+    snprintf(path, sizeof path, "%s/logits", fixture->folder);
+    snprintf(options, sizeof options, "\"logits\":\"%s\"", path);
+    struct rlimit limit;
+    assert_int_equal(prlimit(fixture->front, RLIMIT_FSIZE, NULL, &limit), 0);
+    struct rlimit small = {.rlim_cur = 3 * 4096 * sizeof(float), .rlim_max = limit.rlim_max};
+    assert_int_equal(prlimit(fixture->front, RLIMIT_FSIZE, &small, NULL), 0);
+    fixture_check_error(ask_tokens(fixture, "score", prompt, PROMPT, options), "bad_request", "logits", path);
+    assert_int_equal(prlimit(fixture->front, RLIMIT_FSIZE, &limit, NULL), 0);
+    /* tear_down removes the folder, which fails if anything is in it */
+    json_t *answer = ask_tokens(fixture, "score", prompt, PROMPT, options);
+    assert_true(json_is_true(json_object_get(answer, "ok")));
+    json_decref(answer);
+    assert_int_equal(unlink(path), 0);
 }
 
 static void test_small_operations(void **state)
@@ -424,7 +459,8 @@ static void test_small_operations(void **state)
     json_decref(answer);
     answer = fixture_ask(fixture, "{\"op\":\"metrics\"}");
     const char *text = json_string_value(json_object_get(answer, "text"));
-    assert_non_null(strstr(text, "# TYPE calypte_answer_tokens_total counter\ncalypte_answer_tokens_total{instance=\""));
+    assert_non_null(
+        strstr(text, "# TYPE calypte_answer_tokens_total counter\ncalypte_answer_tokens_total{instance=\""));
     assert_non_null(strstr(text, "\"} 3\n"));
     json_decref(answer);
 }
@@ -436,7 +472,8 @@ static void test_nngcat(void **state)
     if (access("/usr/bin/nngcat", X_OK) != 0)
         skip();
     char command[300], text[4096] = "";
-    snprintf(command, sizeof command, "nngcat --req --dial ipc://%s --data '{\"op\":\"status\"}' --ascii", fixture->socket);
+    snprintf(command, sizeof command, "nngcat --req --dial ipc://%s --data '{\"op\":\"status\"}' --ascii",
+             fixture->socket);
     FILE *pipe = popen(command, "r");
     assert_non_null(pipe);
     assert_true(fread(text, 1, sizeof text - 1, pipe) > 0);
@@ -455,10 +492,13 @@ static void test_without_tokenizer(void **state)
     fixture_check_tokens(answer, expected, count);
     assert_null(json_object_get(answer, "text"));
     json_decref(answer);
-    fixture_check_error(fixture_ask(fixture, "{\"op\":\"generate\",\"prompt\":\"x\"}"), "bad_request", "prompt", "no tokenizer");
-    fixture_check_error(fixture_ask(fixture, "{\"op\":\"tokenize\",\"text\":\"x\"}"), "bad_request", "text", "no tokenizer");
+    fixture_check_error(fixture_ask(fixture, "{\"op\":\"generate\",\"prompt\":\"x\"}"), "bad_request", "prompt",
+                        "no tokenizer");
+    fixture_check_error(fixture_ask(fixture, "{\"op\":\"tokenize\",\"text\":\"x\"}"), "bad_request", "text",
+                        "no tokenizer");
     fixture_check_error(ask_tokens(fixture, "detokenize", prompt, PROMPT, ""), "bad_request", "tokens", "no tokenizer");
-    fixture_check_error(ask_tokens(fixture, "generate", prompt, PROMPT, "\"stop\":\"x\""), "bad_request", "stop", "no tokenizer");
+    fixture_check_error(ask_tokens(fixture, "generate", prompt, PROMPT, "\"stop\":\"x\""), "bad_request", "stop",
+                        "no tokenizer");
     fixture_stop(fixture);
 }
 
@@ -467,9 +507,19 @@ static void test_without_tokenizer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        FRONT_TEST(test_generate), FRONT_TEST(test_prompts),  FRONT_TEST(test_limits),           FRONT_TEST(test_submit),
-        FRONT_TEST(test_wait_and_cancel), FRONT_TEST(test_together), FRONT_TEST(test_session),   FRONT_TEST(test_sampling),
-        FRONT_TEST(test_score),    FRONT_TEST(test_small_operations), FRONT_TEST(test_nngcat),   cmocka_unit_test(test_without_tokenizer),
+        FRONT_TEST(test_generate),
+        FRONT_TEST(test_prompts),
+        FRONT_TEST(test_limits),
+        FRONT_TEST(test_submit),
+        FRONT_TEST(test_wait_and_cancel),
+        FRONT_TEST(test_together),
+        FRONT_TEST(test_session),
+        FRONT_TEST(test_sampling),
+        FRONT_TEST(test_score),
+        FRONT_TEST(test_score_file_full),
+        FRONT_TEST(test_small_operations),
+        FRONT_TEST(test_nngcat),
+        cmocka_unit_test(test_without_tokenizer),
     };
-    cmocka_set_test_filter(getenv("FILTER")); return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

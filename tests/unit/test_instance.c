@@ -143,8 +143,8 @@ static pid_t start_orphan(const char *name, const char *folder)
 {
     pid_t pid = fork();
     if (pid == 0) {
-        execl("/bin/sh", "sh", "-c", "trap '' TERM; while :; do sleep 1; done", "calypte-worker", "--instance", name, "--rundir", folder,
-              "--parent", "1", (char *)NULL);
+        execl("/bin/sh", "sh", "-c", "trap '' TERM; while :; do sleep 1; done", "calypte-worker", "--instance", name,
+              "--rundir", folder, "--parent", "1", (char *)NULL);
         _exit(1);
     }
     assert_true(pid > 0);

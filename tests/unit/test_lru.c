@@ -11,7 +11,8 @@
 static void test_oldest_evictable(void **state)
 {
     (void)state;
-    const struct lru_candidate candidates[] = {{9, true}, {3, false}, {5, true}, {4, true}, {4, true}, {UINT64_MAX, true}};
+    const struct lru_candidate candidates[] = {{9, true}, {3, false}, {5, true},
+                                               {4, true}, {4, true},  {UINT64_MAX, true}};
     assert_int_equal(lru_victim(candidates, 6), 3); /* 3 is older but stays; of two fours the lower index */
     assert_int_equal(lru_victim(candidates, 3), 2);
     assert_int_equal(lru_victim(candidates, 1), 0);

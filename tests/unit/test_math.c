@@ -17,7 +17,8 @@ static float of_bits(uint32_t bits)
     return x;
 }
 
-/* Distance of `got` from the exact `want` in units of the last place of an f32 near it (of the smallest subnormal, at the bottom). */
+/* Distance of `got` from the exact `want` in units of the last place of an f32 near it (of the smallest subnormal, at
+ * the bottom). */
 static double ulps_f32(float got, double want)
 {
     int exponent;
@@ -65,7 +66,8 @@ static void test_exp(void **state)
 static void test_pow(void **state)
 {
     (void)state;
-    static const double bases[] = {1.5, 2.0, 10000.0, 50000.0, 160000.0, 500000.0, 1e6, 5e6, 8e6, 1e7, 0.3, 1.0, 0x1p-1060};
+    static const double bases[] = {1.5, 2.0, 10000.0, 50000.0, 160000.0, 500000.0, 1e6,
+                                   5e6, 8e6, 1e7,     0.3,     1.0,      0x1p-1060};
     double worst = 0.0;
     for (size_t b = 0; b < sizeof bases / sizeof bases[0]; b++)
         for (int j = -256; j <= 256; j++) {
@@ -78,7 +80,8 @@ static void test_pow(void **state)
     print_message("math_pow: worst %.3f ulp\n", worst);
     assert_true(worst < 4.0);
     assert_true(math_pow(8e6, 0.0) == 1.0 && math_pow(2.0, 10.0) == 1024.0);
-    assert_true(isinf(math_pow(10.0, 400.0)) && math_pow(10.0, -400.0) == 0.0 && isnan(math_pow(-1.0, 0.5)) && isnan(math_pow(2.0, NAN)));
+    assert_true(isinf(math_pow(10.0, 400.0)) && math_pow(10.0, -400.0) == 0.0 && isnan(math_pow(-1.0, 0.5)) &&
+                isnan(math_pow(2.0, NAN)));
 }
 
 static void test_sincos(void **state)
@@ -120,7 +123,8 @@ static void test_half(void **state)
     }
     /* Between two neighbours: to the nearer one, at the middle to the even one. */
     for (uint32_t bits = 0; bits < 0x7bff; bits++) {
-        float low = math_f16_to_f32((uint16_t)bits), high = math_f16_to_f32((uint16_t)(bits + 1)), middle = (low + high) * 0.5f;
+        float low = math_f16_to_f32((uint16_t)bits), high = math_f16_to_f32((uint16_t)(bits + 1)),
+              middle = (low + high) * 0.5f;
         assert_int_equal(math_f32_to_f16(middle), bits & 1 ? bits + 1 : bits);
         assert_int_equal(math_f32_to_f16(nextafterf(middle, 0.0f)), bits);
         assert_int_equal(math_f32_to_f16(nextafterf(middle, INFINITY)), bits + 1);

@@ -11,7 +11,8 @@
 
 #include <string.h>
 
-static const struct step_limits limits = {.max_rows = 16, .logit_rows = 8, .kv_pages = 32, .page_tokens = 4, .context = 64, .vocab = 100};
+static const struct step_limits limits = {
+    .max_rows = 16, .logit_rows = 8, .kv_pages = 32, .page_tokens = 4, .context = 64, .vocab = 100};
 
 static const uint32_t pages_a[] = {31, 0, 7}, pages_b[] = {5};
 static const struct step_sequence sequences[] = {
@@ -19,8 +20,14 @@ static const struct step_sequence sequences[] = {
     {.first = 0, .rows = 4, .logits = LOGITS_ALL, .pages = 1, .page_ids = pages_b},
 };
 static const int32_t tokens[] = {1, 2, 3, 4, 5, 99, 0, 7, 8, 9}, next[] = {2, 3, 4, 5, 99, -1, 7, 8, 9, -1};
-static const struct step sample = {.id = 0x123456789abcdef0, .epoch = 7, .draft = 1, .sequences = 2, .rows = 10,
-                                   .sequence = sequences, .tokens = tokens, .next = next};
+static const struct step sample = {.id = 0x123456789abcdef0,
+                                   .epoch = 7,
+                                   .draft = 1,
+                                   .sequences = 2,
+                                   .rows = 10,
+                                   .sequence = sequences,
+                                   .tokens = tokens,
+                                   .next = next};
 
 /* An 8-aligned copy of exactly `size` bytes, so that AddressSanitizer sees a byte too many. */
 static void *copy_of(const void *bytes, size_t size)
@@ -52,7 +59,8 @@ static void test_step_round_trip(void **state)
     uint32_t offset = 0;
     for (uint32_t s = 0; s < 2; s++) {
         const struct step_sequence *got = &step.sequence[s], *want = &sequences[s];
-        assert_true(got->first == want->first && got->rows == want->rows && got->logits == want->logits && got->pages == want->pages);
+        assert_true(got->first == want->first && got->rows == want->rows && got->logits == want->logits &&
+                    got->pages == want->pages);
         assert_int_equal(got->row_offset, offset);
         assert_memory_equal(got->page_ids, want->page_ids, want->pages * sizeof(uint32_t));
         offset += want->rows;
@@ -186,8 +194,9 @@ static void test_step_names_the_field(void **state)
 {
     (void)state;
     refused(0, 1, "magic");
-    refused(4, 2 | 1 << 16, "version");
-    refused(4, 1 | 2 << 16, "type");
+    refused(4, (MESSAGE_VERSION + 1) | 1 << 16, "version");
+    refused(4, (MESSAGE_VERSION - 1) | 1 << 16, "version");
+    refused(4, MESSAGE_VERSION | 2 << 16, "type");
     refused(8, 12, "bytes");
     refused(28, 2, "draft");
     refused(32, 0, "sequences");
@@ -207,8 +216,19 @@ static void test_step_names_the_field(void **state)
     refused(152, 32, "page id");
 }
 
-static const struct step_done done_sample = {.id = 42, .epoch = 3, .status = -EIO, .logit_rows = 2, .layer = 4, .expert = 31, .slice = 7,
-                                             .code = EBADMSG, .step_ns = 1u << 31, .wait_ns = 17, .hits = 100, .misses = 3};
+static const struct step_done done_sample = {.id = 42,
+                                             .epoch = 3,
+                                             .status = -EIO,
+                                             .logit_rows = 2,
+                                             .layer = 4,
+                                             .expert = 31,
+                                             .slice = 7,
+                                             .code = EBADMSG,
+                                             .step_ns = 1u << 31,
+                                             .part_ns = {[PART_ATTENTION] = 5, [PART_HEAD] = 17},
+                                             .matmul_ns = 11,
+                                             .hits = 100,
+                                             .misses = 3};
 
 static void test_step_done(void **state)
 {
@@ -219,7 +239,9 @@ static void test_step_done(void **state)
     struct error error = {""};
     assert_int_equal(message_decode_step_done(bytes, sizeof bytes, &done, &error), 0);
     assert_true(done.id == 42 && done.epoch == 3 && done.status == -EIO && done.logit_rows == 2 && done.layer == 4);
-    assert_true(done.expert == 31 && done.slice == 7 && done.code == EBADMSG && done.step_ns == 1u << 31 && done.wait_ns == 17);
+    assert_true(done.expert == 31 && done.slice == 7 && done.code == EBADMSG && done.step_ns == 1u << 31 &&
+                done.matmul_ns == 11);
+    assert_memory_equal(done.part_ns, done_sample.part_ns, sizeof done.part_ns);
     assert_true(done.hits == 100 && done.misses == 3);
     for (size_t length = 0; length < sizeof bytes; length++) {
         _cleanup_free_ unsigned char *part = copy_of(bytes, length);
@@ -244,8 +266,9 @@ static void test_step_done(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_step_round_trip), cmocka_unit_test(test_encode_checks_rows), cmocka_unit_test(test_step_truncated),
-        cmocka_unit_test(test_step_mutated),    cmocka_unit_test(test_step_names_the_field), cmocka_unit_test(test_step_done),
+        cmocka_unit_test(test_step_round_trip),      cmocka_unit_test(test_encode_checks_rows),
+        cmocka_unit_test(test_step_truncated),       cmocka_unit_test(test_step_mutated),
+        cmocka_unit_test(test_step_names_the_field), cmocka_unit_test(test_step_done),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* config.json: what the fields become, the rules where they are absent, and a table of what is refused and how it is named. */
+/* config.json: what the fields become, the rules where they are absent, and a table of what is refused and how it is
+ * named. */
 #include "proto/cleanup.h"
 #include "proto/model_config.h"
 
@@ -15,13 +16,18 @@ static json_t *glm52(void)
     static const char text[] =
         "{\"model_type\":\"glm_moe_dsa\",\"hidden_size\":6144,\"num_hidden_layers\":78,\"num_attention_heads\":64,"
         "\"num_key_value_heads\":64,\"vocab_size\":154880,\"max_position_embeddings\":1048576,\"rms_norm_eps\":1e-05,"
-        "\"hidden_act\":\"silu\",\"tie_word_embeddings\":false,\"attention_bias\":false,\"q_lora_rank\":2048,\"kv_lora_rank\":512,"
+        "\"hidden_act\":\"silu\",\"tie_word_embeddings\":false,\"attention_bias\":false,\"q_lora_rank\":2048,\"kv_lora_"
+        "rank\":512,"
         "\"qk_nope_head_dim\":192,\"qk_rope_head_dim\":64,\"qk_head_dim\":256,\"v_head_dim\":256,\"head_dim\":192,"
-        "\"rope_parameters\":{\"rope_theta\":8000000,\"rope_type\":\"default\"},\"rope_interleave\":true,\"n_routed_experts\":256,"
+        "\"rope_parameters\":{\"rope_theta\":8000000,\"rope_type\":\"default\"},\"rope_interleave\":true,\"n_routed_"
+        "experts\":256,"
         "\"n_shared_experts\":1,\"num_experts_per_tok\":8,\"moe_intermediate_size\":2048,\"intermediate_size\":12288,"
-        "\"first_k_dense_replace\":3,\"n_group\":1,\"topk_group\":1,\"norm_topk_prob\":true,\"routed_scaling_factor\":2.5,"
-        "\"scoring_func\":\"sigmoid\",\"topk_method\":\"noaux_tc\",\"index_topk\":2048,\"index_n_heads\":32,\"index_head_dim\":128,"
-        "\"indexer_rope_interleave\":true,\"index_topk_freq\":4,\"index_skip_topk_offset\":3,\"num_nextn_predict_layers\":1,"
+        "\"first_k_dense_replace\":3,\"n_group\":1,\"topk_group\":1,\"norm_topk_prob\":true,\"routed_scaling_factor\":"
+        "2.5,"
+        "\"scoring_func\":\"sigmoid\",\"topk_method\":\"noaux_tc\",\"index_topk\":2048,\"index_n_heads\":32,\"index_"
+        "head_dim\":128,"
+        "\"indexer_rope_interleave\":true,\"index_topk_freq\":4,\"index_skip_topk_offset\":3,\"num_nextn_predict_"
+        "layers\":1,"
         "\"eos_token_id\":[154820,154827,154829],\"pad_token_id\":154820}";
     json_t *config = json_loads(text, 0, NULL);
     assert_non_null(config);
@@ -246,8 +252,8 @@ static void test_refused_lists(void **state)
     assert_true(model_config_parse(config, NULL, -1e-6, &c, &error) < 0 && strstr(error.text, "qk_norm_eps"));
 }
 
-/* A config from shared memory: whatever single 32-bit word another process writes, the check ends and never lets a value through
- * that would make a size overflow. */
+/* A config from shared memory: whatever single 32-bit word another process writes, the check ends and never lets a
+ * value through that would make a size overflow. */
 static void test_check(void **state)
 {
     (void)state;
@@ -262,7 +268,8 @@ static void test_check(void **state)
             struct error error = {{0}};
             if (model_config_check(&bad, &error) == 0) {
                 assert_true(bad.layers + bad.mtp_layers <= MODEL_MAX_LAYERS && bad.top_k <= MODEL_MAX_TOP_K);
-                assert_true(bad.experts <= MODEL_MAX_EXPERTS && bad.stop_count <= MODEL_MAX_STOPS && bad.hidden <= 65536);
+                assert_true(bad.experts <= MODEL_MAX_EXPERTS && bad.stop_count <= MODEL_MAX_STOPS &&
+                            bad.hidden <= 65536);
             } else {
                 assert_true(error.text[0] != '\0');
             }
@@ -288,8 +295,8 @@ static void test_check(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_glm52),     cmocka_unit_test(test_layer_rules), cmocka_unit_test(test_places_and_aliases),
-        cmocka_unit_test(test_stops),     cmocka_unit_test(test_refusals),    cmocka_unit_test(test_refused_lists),
+        cmocka_unit_test(test_glm52), cmocka_unit_test(test_layer_rules), cmocka_unit_test(test_places_and_aliases),
+        cmocka_unit_test(test_stops), cmocka_unit_test(test_refusals),    cmocka_unit_test(test_refused_lists),
         cmocka_unit_test(test_check),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

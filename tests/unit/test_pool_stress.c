@@ -1,5 +1,6 @@
-/* Many threads pin, load and evict at once with the real pool code. Every byte of a slot is written with plain stores from the expert
- * and the generation, and read with plain loads under a pin: a torn or wrong read shows in the values, a missing order shows in TSan. */
+/* Many threads pin, load and evict at once with the real pool code. Every byte of a slot is written with plain stores
+ * from the expert and the generation, and read with plain loads under a pin: a torn or wrong read shows in the values,
+ * a missing order shows in TSan. */
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -20,10 +21,10 @@
 #define SLOTS 8u
 #define LOADERS 2u /* each owns every second slot and every second expert */
 #define PINNERS 6u
-#define DYING 7u   /* a holder that never unpins; another thread gives its pins back */
+#define DYING 7u /* a holder that never unpins; another thread gives its pins back */
 #define SLICE 4096u
-#define CHANGES 20000u /* loads of each loader, at least */
-#define PINS 20000u    /* of all pinners, at least */
+#define CHANGES 200000u /* loads of each loader, at least */
+#define PINS 100000u    /* of all pinners, at least */
 
 struct stress {
     struct pool pool;
@@ -90,7 +91,8 @@ static uint32_t free_slot(struct stress *stress, uint32_t loader, uint32_t held[
     uint32_t victim;
     while ((victim = lru_victim(candidates, SLOTS)) != LRU_NONE) {
         uint64_t word = atomic_load(&pool->slots[victim].state);
-        if (slot_change(&pool->slots[victim].state, slot_state_of(word), SLOT_EMPTY, slot_generation_of(word), NULL) == 0) {
+        if (slot_change(&pool->slots[victim].state, slot_state_of(word), SLOT_EMPTY, slot_generation_of(word), NULL) ==
+            0) {
             atomic_store_explicit(&pool->map[held[victim]], POOL_NOWHERE, memory_order_release);
             atomic_fetch_add(&stress->evictions, 1);
             return victim;
@@ -109,7 +111,8 @@ static void *load_and_evict(void *argument)
     for (uint32_t done = 0; done < CHANGES || atomic_load(&stress->pins) < PINS;) {
         uint32_t expert = next_random(self) % (EXPERTS / LOADERS) * LOADERS + self->index;
         struct slot_ref ref;
-        if (pool_lookup(pool, expert, &ref) == 0 && slot_state_of(atomic_load(&pool->slots[ref.index].state)) == SLOT_READY)
+        if (pool_lookup(pool, expert, &ref) == 0 &&
+            slot_state_of(atomic_load(&pool->slots[ref.index].state)) == SLOT_READY)
             continue;
         uint32_t slot = free_slot(stress, self->index, held);
         if (slot == SLOTS) {
@@ -118,7 +121,8 @@ static void *load_and_evict(void *argument)
         }
         ref.index = slot;
         assert_int_equal(slot_change(&pool->slots[slot].state, SLOT_EMPTY, SLOT_LOADING,
-                                     slot_generation_of(atomic_load(&pool->slots[slot].state)), &ref.generation), 0);
+                                     slot_generation_of(atomic_load(&pool->slots[slot].state)), &ref.generation),
+                         0);
         held[slot] = expert;
         atomic_store_explicit(&pool->slots[slot].expert, expert, memory_order_relaxed);
         atomic_store_explicit(&pool->map[expert], slot | (uint64_t)ref.generation << 32, memory_order_release);
@@ -126,7 +130,9 @@ static void *load_and_evict(void *argument)
         bool fails = next_random(self) % 16 == 0;
         if (fails)
             atomic_store_explicit(&pool->slots[slot].error, EIO, memory_order_relaxed);
-        assert_int_equal(slot_change(&pool->slots[slot].state, SLOT_LOADING, fails ? SLOT_FAILED : SLOT_READY, ref.generation, NULL), 0);
+        assert_int_equal(
+            slot_change(&pool->slots[slot].state, SLOT_LOADING, fails ? SLOT_FAILED : SLOT_READY, ref.generation, NULL),
+            0);
         done++;
         if (next_random(self) % 2 == 0)
             sched_yield();
@@ -172,7 +178,8 @@ static void test_stress(void **state)
     char instance[INSTANCE_NAME_MAX];
     snprintf(instance, sizeof(instance), "test-stress-%d", (int)getpid());
     struct stress *stress = calloc(1, sizeof(*stress));
-    const struct pool_shape shape = {.slots = SLOTS, .nodes = 2, .moe_layers = 1, .experts = EXPERTS, .slice_bytes = SLICE};
+    const struct pool_shape shape = {
+        .slots = SLOTS, .nodes = 2, .moe_layers = 1, .experts = EXPERTS, .slice_bytes = SLICE};
     struct error error;
     if (pool_create(instance, &shape, &error) < 0 || pool_attach(instance, &stress->pool, &error) < 0 ||
         pool_grow(&stress->pool, false, &error) < 0 || pool_attach_objects(&stress->pool, &error) < 0)
@@ -191,8 +198,8 @@ static void test_stress(void **state)
     for (uint32_t i = 0; i < LOADERS + PINNERS + 1; i++)
         pthread_join(threads[i], NULL);
 
-    print_message("%lu pins, %lu refused, %lu failed, %lu evictions\n", (unsigned long)stress->pins, (unsigned long)stress->stale,
-                  (unsigned long)stress->failures, (unsigned long)stress->evictions);
+    print_message("%lu pins, %lu refused, %lu failed, %lu evictions\n", (unsigned long)stress->pins,
+                  (unsigned long)stress->stale, (unsigned long)stress->failures, (unsigned long)stress->evictions);
     assert_int_equal(stress->wrong, 0);
     assert_true(stress->failures > 0);
     assert_true(stress->evictions >= LOADERS * CHANGES - SLOTS);

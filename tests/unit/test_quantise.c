@@ -39,21 +39,23 @@ static double error_of(const float *values, uint16_t scale, const int8_t *quanta
     return error;
 }
 
-/* Values quantum * scale with an f16 scale stay exact, whichever quantum the largest is and whatever the sign of the scale. */
+/* Values quantum * scale with an f16 scale stay exact, whichever quantum the largest is and whatever the sign of the
+ * scale. */
 static void check_exact(enum weight_format format, int least, int most, uint64_t *state)
 {
     int8_t quanta[64];
     float values[64];
     /* f16 numbers whose multiples and quarters stay in range: a random significand, exponents 2^-8 .. 2^9. */
-    uint16_t half = (uint16_t)(random_word(state) % 1024 | (8 + random_word(state) % 16) << 10 | (random_word(state) % 2) << 15);
+    uint16_t half =
+        (uint16_t)(random_word(state) % 1024 | (8 + random_word(state) % 16) << 10 | (random_word(state) % 2) << 15);
     float scale = math_f16_to_f32(half);
     for (int i = 0; i < 64; i++)
         values[i] = (float)(least + (int)(random_word(state) % (uint32_t)(most - least + 1))) * scale;
     uint16_t got = quantise_group(format, values, quanta);
     for (int i = 0; i < 64; i++) {
         if ((float)quanta[i] * math_f16_to_f32(got) != values[i])
-            fail_msg("quanta %d..%d, scale %a: value %a became %d * %a", least, most, (double)scale, (double)values[i], quanta[i],
-                     (double)math_f16_to_f32(got));
+            fail_msg("quanta %d..%d, scale %a: value %a became %d * %a", least, most, (double)scale, (double)values[i],
+                     quanta[i], (double)math_f16_to_f32(got));
     }
 }
 
@@ -87,10 +89,12 @@ static void test_exact_matrix(void **state)
             int reach = formats[f] == WEIGHT_INT4 ? 8 : 127;
             for (uint32_t r = 0; r < BLOCK_ROWS; r++) {
                 for (uint32_t g = 0; g < K / 64; g++) {
-                    float scale = ldexpf(math_f16_to_f32((uint16_t)((1 + random_word(&seed) % 20) << 10 | random_word(&seed) % 1024)),
-                                         power);
+                    float scale = ldexpf(
+                        math_f16_to_f32((uint16_t)((1 + random_word(&seed) % 20) << 10 | random_word(&seed) % 1024)),
+                        power);
                     for (uint32_t c = 0; c < 64; c++) {
-                        rows[r][g * 64 + c] = (float)((int)(random_word(&seed) % (uint32_t)(2 * reach)) - reach) * scale;
+                        rows[r][g * 64 + c] =
+                            (float)((int)(random_word(&seed) % (uint32_t)(2 * reach)) - reach) * scale;
                         absmax = fmaxf(absmax, fabsf(rows[r][g * 64 + c]));
                     }
                     if (formats[f] == WEIGHT_INT8)
@@ -113,8 +117,8 @@ static void test_exact_matrix(void **state)
                     }
                     float weight = ldexpf((float)quantum * math_f16_to_f32(scales[c / 64 * 16 + r]), exponent);
                     if (weight != rows[r][c])
-                        fail_msg("%s, 2^%d: row %u column %u: %a became %a", f ? "int8" : "int4", power, r, c, (double)rows[r][c],
-                                 (double)weight);
+                        fail_msg("%s, 2^%d: row %u column %u: %a became %a", f ? "int8" : "int4", power, r, c,
+                                 (double)rows[r][c], (double)weight);
                 }
             }
         }
@@ -200,7 +204,8 @@ static void test_edges(void **state)
             int exponent = quantise_exponent(formats[f], -rows[5][9]);
             assert_in_range(exponent + 126, 0, 252);
             quantise_block_row(formats[f], exponent, &rows[0][0], 64, blocks, scales);
-            int quantum = formats[f] == WEIGHT_INT8 ? (int8_t)blocks[9 / 4 * 64 + 5 * 4 + 1] : (blocks[9 / 4 * 64 + 5 * 4 + 1] & 15) - 8;
+            int quantum = formats[f] == WEIGHT_INT8 ? (int8_t)blocks[9 / 4 * 64 + 5 * 4 + 1]
+                                                    : (blocks[9 / 4 * 64 + 5 * 4 + 1] & 15) - 8;
             double weight = ldexp(quantum * (double)math_f16_to_f32(scales[5]), exponent);
             if (fabs(weight / (double)rows[5][9] - 1) > 1.0 / 1024)
                 fail_msg("%g became %g", (double)rows[5][9], weight);

@@ -48,7 +48,8 @@ struct bad_header {
 };
 
 #define A(text) "{\"a\":" text "}"
-#define T(dtype, shape, first, last) "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" first "," last "]}"
+#define T(dtype, shape, first, last)                                                                                   \
+    "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" first "," last "]}"
 
 static const struct bad_header bad_headers[] = {
     /* not JSON, or not this JSON */
@@ -96,12 +97,14 @@ static const struct bad_header bad_headers[] = {
     {A(T("U8", "[1]", "1", "2")), 2, {"tensor a", "belong to no tensor"}},
     {"{\"a\":" T("U8", "[2]", "0", "2") ",\"b\":" T("U8", "[2]", "1", "3") "}", 3, {"tensor b", "overlaps tensor a"}},
     {"{\"a\":" T("U8", "[2]", "0", "2") ",\"b\":" T("U8", "[2]", "0", "2") "}", 2, {"overlaps"}},
-    {"{\"a\":" T("U8", "[1]", "0", "1") ",\"b\":" T("U8", "[1]", "2", "3") "}", 3, {"front of tensor b", "belong to no tensor"}},
+    {"{\"a\":" T("U8", "[1]", "0", "1") ",\"b\":" T("U8", "[1]", "2", "3") "}",
+     3,
+     {"front of tensor b", "belong to no tensor"}},
     {"{}", 1, {"belong to no tensor"}},
     /* names */
     {"{\"\":" T("U8", "[1]", "0", "1") "}", 1, {"tensor name"}},
-    {"{\"0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890\":"
-     T("U8", "[1]", "0", "1") "}",
+    {"{\"01234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789"
+     "01234567890\":" T("U8", "[1]", "0", "1") "}",
      1,
      {"tensor name", "121"}},
 };
@@ -159,8 +162,8 @@ static void test_bad_length(void **state)
 static void test_good(void **state)
 {
     (void)state;
-    static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"},\"b\":" T("F32", "[2,3]", "2", "26") ",\"a\":" T(
-        "BF16", "[]", "0", "2") ",\"none\":" T("U8", "[0,7]", "26", "26") "}   ";
+    static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"},\"b\":" T(
+        "F32", "[2,3]", "2", "26") ",\"a\":" T("BF16", "[]", "0", "2") ",\"none\":" T("U8", "[0,7]", "26", "26") "}   ";
     put(sizeof header - 1, header, sizeof header - 1, 26);
     struct safetensors file;
     struct error error;
@@ -168,7 +171,8 @@ static void test_good(void **state)
     assert_int_equal(file.count, 3);
     assert_int_equal(file.data_offset, 8 + sizeof header - 1);
     assert_int_equal(file.file_bytes, file.data_offset + 26);
-    const struct tensor *a = safetensors_find(&file, "a"), *b = safetensors_find(&file, "b"), *none = safetensors_find(&file, "none");
+    const struct tensor *a = safetensors_find(&file, "a"), *b = safetensors_find(&file, "b"),
+                        *none = safetensors_find(&file, "none");
     assert_true(a && b && none && !safetensors_find(&file, "c") && !safetensors_find(&file, "__metadata__"));
     assert_int_equal(a->dtype, DTYPE_BF16);
     assert_int_equal(a->dims, 0);

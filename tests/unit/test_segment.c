@@ -1,7 +1,10 @@
 /* Segments: names, modes, refusals of what is foreign or damaged, a /dev/shm that is too small, and futexes on them. */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -10,7 +13,10 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -97,8 +103,9 @@ static void test_too_small(void **state)
     struct error error;
     const size_t sizes[] = {(size_t)1 << 50, (size_t)1 << 62};
     for (size_t i = 0; i < 2; i++) {
-        assert_int_equal(segment_create(instance, "pool.0.0", sizes[i], &(struct segment_options){.kind = SEGMENT_RAW, .node = -1}, &a,
-                                        &error), -ENOSPC);
+        assert_int_equal(segment_create(instance, "pool.0.0", sizes[i],
+                                        &(struct segment_options){.kind = SEGMENT_RAW, .node = -1}, &a, &error),
+                         -ENOSPC);
         char wanted[32];
         snprintf(wanted, sizeof(wanted), "%zu bytes", sizes[i]);
         assert_non_null(strstr(error.text, wanted));
@@ -109,10 +116,113 @@ static void test_too_small(void **state)
     }
 }
 
+#define RACERS 4
+
+/* In a namespace with a /dev/shm of 64 MiB of its own, four make 24 MiB each at the same moment. Each either has all
+ * its pages or gets the error, never a signal. */
+static void race_for_space(const int gate[2])
+{
+    struct segment a;
+    struct error error;
+    char part[16], byte;
+    snprintf(part, sizeof(part), "kv.%d", (int)getpid());
+    (void)!read(gate[0], &byte, 1);
+    int status = segment_create(instance, part, 24u << 20, &small, &a, &error);
+    if (status < 0)
+        _exit(status == -ENOSPC && strstr(error.text, "25165824 bytes") && segment_unlink(instance, part) == 0 ? 1 : 2);
+    memset((char *)a.base + sizeof(struct segment_header), 1, a.bytes - sizeof(struct segment_header));
+    usleep(300000);
+    _exit(0);
+}
+
+static int run_racers(void)
+{
+    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=64M") < 0)
+        return 77;
+    int gate[2], counts[3] = {0}, status;
+    if (pipe(gate) < 0)
+        return 3;
+    for (int i = 0; i < RACERS; i++) {
+        if (fork() == 0) {
+            close(gate[1]);
+            race_for_space(gate);
+        }
+    }
+    close(gate[0]);
+    close(gate[1]); /* the end of the pipe is the start */
+    for (int i = 0; i < RACERS; i++) {
+        if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status) > 1)
+            return 4;
+        counts[WEXITSTATUS(status)]++;
+    }
+    return counts[0] <= 2 && counts[0] + counts[1] == RACERS ? 0 : 5;
+}
+
+static void test_small_mount(void **state)
+{
+    (void)state;
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(run_racers());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        skip(); /* not allowed to mount */
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* A kernel without MADV_POPULATE_WRITE (its madvise says EINVAL): every page is there all the same. */
+static int create_on_old_kernel(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_POPULATE_WRITE, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof(code) / sizeof(code[0]), .filter = code};
+    struct segment a;
+    struct stat stat;
+    char path[128];
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) < 0)
+        return 77;
+    if (segment_create(instance, "old", 20u << 20, &small, &a, NULL) < 0)
+        return 1;
+    snprintf(path, sizeof(path), "/dev/shm/calypte.%s.old", instance);
+    return lstat(path, &stat) == 0 && stat.st_blocks * 512 >= 20 << 20 ? 0 : 2;
+}
+
+static void test_old_kernel(void **state)
+{
+    (void)state;
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(create_on_old_kernel());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(WEXITSTATUS(status), 0);
+    assert_int_equal(segment_unlink(instance, "old"), 1);
+}
+
 static void test_names(void **state)
 {
     (void)state;
-    const char *bad[] = {"", "a.b", "a/b", "../x", "a b", "\xc3\xa4", "0123456789012345678901234567890123456789012345678901234567890123"};
+    const char *bad[] = {"",
+                         "a.b",
+                         "a/b",
+                         "../x",
+                         "a b",
+                         "\xc3\xa4",
+                         "0123456789012345678901234567890123456789012345678901234567890123"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         struct error error = {""};
         assert_int_equal(segment_check_instance(bad[i], &error), -EINVAL);
@@ -176,8 +286,10 @@ int main(void)
 {
     snprintf(instance, sizeof(instance), "test-segment-%d", (int)getpid());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_create_attach), cmocka_unit_test(test_refusals),   cmocka_unit_test(test_too_small),
-        cmocka_unit_test(test_names),         cmocka_unit_test(test_unlink_all), cmocka_unit_test(test_futex_across_processes),
+        cmocka_unit_test(test_create_attach), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_too_small),     cmocka_unit_test(test_small_mount),
+        cmocka_unit_test(test_old_kernel),    cmocka_unit_test(test_names),
+        cmocka_unit_test(test_unlink_all),    cmocka_unit_test(test_futex_across_processes),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     segment_unlink_all(instance);

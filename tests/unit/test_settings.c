@@ -69,20 +69,29 @@ static void test_sizes(void **state)
         const char *text;
         uint64_t bytes;
     } good[] = {
-        {"64G", UINT64_C(64) << 30}, {"1.5GiB", UINT64_C(3) << 29}, {"4096", 4096}, {"0", 0}, {"1kb", 1000}, {"1KiB", 1024},
-        {"2TB", UINT64_C(2000000000000)}, {"0.5m", 1 << 19}, {"8B", 8},
+        {"64G", UINT64_C(64) << 30},
+        {"1.5GiB", UINT64_C(3) << 29},
+        {"4096", 4096},
+        {"0", 0},
+        {"1kb", 1000},
+        {"1KiB", 1024},
+        {"2TB", UINT64_C(2000000000000)},
+        {"0.5m", 1 << 19},
+        {"8B", 8},
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         uint64_t bytes = 1;
         assert_int_equal(parse_size(good[i].text, &bytes), 0);
         assert_int_equal(bytes, good[i].bytes);
     }
-    static const char *const bad[] = {"", "G", "-1G", "1.5", "1..5G", "1 G", "1Gx", "0x10", "1e9", "inf", "99999999T", "."};
+    static const char *const bad[] = {"",    "G",    "-1G", "1.5", "1..5G",     "1 G",
+                                      "1Gx", "0x10", "1e9", "inf", "99999999T", "."};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         uint64_t bytes;
         assert_true(parse_size(bad[i], &bytes) < 0);
     }
-    static const uint64_t sizes[] = {0, 1, 1023, 1024, 1536, 20054016, UINT64_C(64) << 30, UINT64_C(3) << 29, (UINT64_C(1) << 62) + 1};
+    static const uint64_t sizes[] = {
+        0, 1, 1023, 1024, 1536, 20054016, UINT64_C(64) << 30, UINT64_C(3) << 29, (UINT64_C(1) << 62) + 1};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         char text[32];
         uint64_t bytes = 1;
@@ -103,7 +112,8 @@ static void test_percentages_and_names(void **state)
     assert_true(percent == 80);
     assert_int_equal(parse_percent("12.5%", &percent), 0);
     assert_true(percent == 12.5);
-    assert_true(parse_percent("0%", &percent) < 0 && parse_percent("101%", &percent) < 0 && parse_percent("80", &percent) < 0);
+    assert_true(parse_percent("0%", &percent) < 0 && parse_percent("101%", &percent) < 0 &&
+                parse_percent("80", &percent) < 0);
     static const char *const names[] = {"workers", "threads", "pool"};
     assert_string_equal(nearest_name("wrokers", names, 3), "workers");
     assert_string_equal(nearest_name("Pools", names, 3), "pool");
@@ -150,8 +160,8 @@ static void test_who_wins(void **state)
     assert_int_equal(settings_share(&settings, SETTING_POOL, 1000, 0), UINT64_C(2) << 30);
     assert_string_equal(settings.values[SETTING_POOL].origin, "CALYPTE_POOL");
 
-    char *argv[] = {(char[]){"up"},      (char[]){"--pool=80%"}, (char[]){"--workers"},       (char[]){"8"},
-                    (char[]){"--set"},   (char[]){"io=pread"},   (char[]){"--set=kv=f32"},    (char[]){"--poolx"}};
+    char *argv[] = {(char[]){"up"},    (char[]){"--pool=80%"}, (char[]){"--workers"},    (char[]){"8"},
+                    (char[]){"--set"}, (char[]){"io=pread"},   (char[]){"--set=kv=f32"}, (char[]){"--poolx"}};
     int argc = 8, taken = 0;
     for (int i = 1; i < argc; i++)
         taken += settings_take_flag(&settings, argc, argv, &i, &error);
@@ -189,7 +199,8 @@ static void test_refusals(void **state)
     check_refused("io", "urning", (const char *const[]){"auto, uring, pread", "`uring`", NULL});
     check_refused("pool", "0", (const char *const[]){"pool", "64G", NULL});
     check_refused("pool", "200%", (const char *const[]){"pool", NULL});
-    check_refused("kv", "f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16", (const char *const[]){"f16, f32", NULL});
+    check_refused("kv", "f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16",
+                  (const char *const[]){"f16, f32", NULL});
 
     struct settings settings;
     struct error error = {""};

@@ -1,4 +1,5 @@
-/* The state machine of a slot: every transition that the table allows, none that it does not, and what a generation protects. */
+/* The state machine of a slot: every transition that the table allows, none that it does not, and what a generation
+ * protects. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +19,7 @@ static void test_transitions(void **state)
 {
     (void)state;
     static const bool allowed[5][5] = {
-        [SLOT_EMPTY][SLOT_LOADING] = true,    [SLOT_LOADING][SLOT_READY] = true, [SLOT_LOADING][SLOT_FAILED] = true,
+        [SLOT_EMPTY][SLOT_LOADING] = true,       [SLOT_LOADING][SLOT_READY] = true, [SLOT_LOADING][SLOT_FAILED] = true,
         [SLOT_LOADING][SLOT_QUARANTINED] = true, [SLOT_READY][SLOT_EMPTY] = true,   [SLOT_FAILED][SLOT_EMPTY] = true,
         [SLOT_QUARANTINED][SLOT_EMPTY] = true,
     };
@@ -101,7 +102,7 @@ static void test_stray_pins_heal(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_transitions), cmocka_unit_test(test_stale),           cmocka_unit_test(test_pins),
+        cmocka_unit_test(test_transitions),      cmocka_unit_test(test_stale),           cmocka_unit_test(test_pins),
         cmocka_unit_test(test_generation_wraps), cmocka_unit_test(test_stray_pins_heal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

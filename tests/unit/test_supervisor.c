@@ -1,4 +1,5 @@
-/* What the supervisor decides before and while it keeps processes: limits of control groups, cores, sizes, states, restarts. */
+/* What the supervisor decides before and while it keeps processes: limits of control groups, cores, sizes, states,
+ * restarts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -147,9 +148,13 @@ static void test_cpu_list(void **state)
 /* A machine of `nodes` nodes with `cpus` CPUs each, numbered on. */
 static struct machine made_machine(uint32_t nodes, uint32_t cpus)
 {
-    struct machine machine = {.cpu_count = nodes * cpus, .cpu_budget = nodes * cpus, .node_count = nodes,
-                              .nodes = calloc(nodes, sizeof *machine.nodes), .memory_available = UINT64_C(64) << 30,
-                              .shm_free = UINT64_C(32) << 30, .shm_size = UINT64_C(32) << 30};
+    struct machine machine = {.cpu_count = nodes * cpus,
+                              .cpu_budget = nodes * cpus,
+                              .node_count = nodes,
+                              .nodes = calloc(nodes, sizeof *machine.nodes),
+                              .memory_available = UINT64_C(64) << 30,
+                              .shm_free = UINT64_C(32) << 30,
+                              .shm_size = UINT64_C(32) << 30};
     for (uint32_t n = 0; n < nodes; n++) {
         machine.nodes[n].id = n;
         machine.nodes[n].cpu_count = cpus;
@@ -179,11 +184,11 @@ static void test_placement(void **state)
         uint32_t want_workers, want_threads, want_nodes, want_spin;
         bool want_disjoint;
     } cases[] = {
-        {1, 2, 0, 0, 0, 1, 2, 1, 1, true},    {1, 2, 0, 2, 0, 2, 1, 1, 1, true},    {1, 2, 0, 3, 0, 3, 1, 1, 0, false},
-        {1, 2, 0, 8, 2, 8, 2, 1, 0, false},   {2, 64, 0, 0, 0, 2, 64, 2, 1, true},  {2, 64, 0, 1, 0, 1, 128, 2, 1, true},
-        {2, 64, 0, 8, 0, 8, 16, 2, 1, true},  {3, 4, 0, 0, 0, 3, 4, 2, 1, true},    {6, 8, 0, 0, 0, 6, 8, 4, 1, true},
-        {12, 4, 0, 0, 0, 8, 4, 8, 1, true},   {2, 8, 4, 0, 0, 2, 2, 2, 1, true},    {1, 16, 3, 2, 0, 2, 1, 1, 1, true},
-        {1, 16, 3, 2, 2, 2, 2, 1, 0, true},   {2, 4, 0, 3, 0, 3, 2, 2, 1, true},    {1, 4, 1, 2, 0, 2, 1, 1, 0, true},
+        {1, 2, 0, 0, 0, 1, 2, 1, 1, true},   {1, 2, 0, 2, 0, 2, 1, 1, 1, true},   {1, 2, 0, 3, 0, 3, 1, 1, 0, false},
+        {1, 2, 0, 8, 2, 8, 2, 1, 0, false},  {2, 64, 0, 0, 0, 2, 64, 2, 1, true}, {2, 64, 0, 1, 0, 1, 128, 2, 1, true},
+        {2, 64, 0, 8, 0, 8, 16, 2, 1, true}, {3, 4, 0, 0, 0, 3, 4, 2, 1, true},   {6, 8, 0, 0, 0, 6, 8, 4, 1, true},
+        {12, 4, 0, 0, 0, 8, 4, 8, 1, true},  {2, 8, 4, 0, 0, 2, 2, 2, 1, true},   {1, 16, 3, 2, 0, 2, 1, 1, 1, true},
+        {1, 16, 3, 2, 2, 2, 2, 1, 0, true},  {2, 4, 0, 3, 0, 3, 2, 2, 1, true},   {1, 4, 1, 2, 0, 2, 1, 1, 0, true},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -227,16 +232,35 @@ static void test_placement_refuses(void **state)
 static struct container made_container(void)
 {
     static char path[] = "/models/made-up";
-    struct container container = {.path = path, .identity = 7, .dense_format = WEIGHT_INT8, .expert_format = WEIGHT_INT4,
-                                  .slice_bytes = SLICE, .expert_count = 4};
-    container.config = (struct model_config){.hidden = 256, .layers = 5, .heads = 4, .vocab = 4096, .max_positions = 4096,
-                                             .q_lora = 128, .kv_lora = 128, .qk_nope = 64, .qk_rope = 32, .v_head = 64,
-                                             .index_topk = 64, .index_heads = 4, .index_dim = 64, .experts = 32, .top_k = 4,
-                                             .shared_experts = 1, .expert_width = 128, .dense_width = 512};
+    struct container container = {.path = path,
+                                  .identity = 7,
+                                  .dense_format = WEIGHT_INT8,
+                                  .expert_format = WEIGHT_INT4,
+                                  .slice_bytes = SLICE,
+                                  .expert_count = 4};
+    container.config = (struct model_config){.hidden = 256,
+                                             .layers = 5,
+                                             .heads = 4,
+                                             .vocab = 4096,
+                                             .max_positions = 4096,
+                                             .q_lora = 128,
+                                             .kv_lora = 128,
+                                             .qk_nope = 64,
+                                             .qk_rope = 32,
+                                             .v_head = 64,
+                                             .index_topk = 64,
+                                             .index_heads = 4,
+                                             .index_dim = 64,
+                                             .experts = 32,
+                                             .top_k = 4,
+                                             .shared_experts = 1,
+                                             .expert_width = 128,
+                                             .dense_width = 512};
     return container;
 }
 
-static int make_plan(const char *name, const char *value, const struct machine *machine, struct plan *ret_plan, struct error *ret_error)
+static int make_plan(const char *name, const char *value, const struct machine *machine, struct plan *ret_plan,
+                     struct error *ret_error)
 {
     struct settings settings;
     struct container container = made_container();
@@ -298,7 +322,8 @@ static void test_plan_room(void **state)
     struct error error;
     (void)state;
     assert_int_equal(make_plan(NULL, NULL, &machine, plan, &error), 0);
-    uint64_t fixed = plan->dense_bytes + plan->kv_bytes + plan->exchange_bytes + plan->table_bytes + sizeof(struct control);
+    uint64_t fixed =
+        plan->dense_bytes + plan->kv_bytes + plan->exchange_bytes + plan->table_bytes + sizeof(struct control);
 
     /* A /dev/shm with room for all but some experts: they are left out. */
     machine.shm_free = fixed + 20 * SLOT_BYTES;

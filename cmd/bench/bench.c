@@ -1,0 +1,256 @@
+#include "cmd/bench/bench.h"
+
+#include "compute/team.h"
+#include "proto/cleanup.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct bench_team {
+    unsigned threads, started;
+    pthread_t *ids;
+    pthread_barrier_t begin, end; /* of all members and the caller */
+    pthread_mutex_t gate;         /* held until all members are there, or one could not be started */
+    bool over, cpu_time;
+    bench_work *work;
+    void *context;
+    uint64_t first, count;
+    uint64_t *began, *ended; /* [threads] ns */
+    int *cpus;               /* [threads] */
+};
+
+struct member {
+    struct bench_team *team;
+    unsigned index;
+};
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+struct bench_spread bench_spread(double *values, unsigned runs)
+{
+    qsort(values, runs, sizeof *values, compare);
+    double median = runs % 2 ? values[runs / 2] : (values[runs / 2 - 1] + values[runs / 2]) / 2;
+    return (struct bench_spread){.median = median, .least = values[0], .most = values[runs - 1], .runs = runs};
+}
+
+json_t *bench_spread_json(const struct bench_spread *spread)
+{
+    return json_pack("{s:f, s:f, s:f, s:i}", "median", spread->median, "min", spread->least, "max", spread->most, "runs",
+                     (int)spread->runs);
+}
+
+void bench_cpu_name(char *ret_name, size_t size)
+{
+    _cleanup_fclose_ FILE *file = fopen("/proc/cpuinfo", "re");
+    char line[256];
+    snprintf(ret_name, size, "unknown");
+    while (file && fgets(line, sizeof line, file)) {
+        const char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || !colon)
+            continue;
+        colon += 1 + strspn(colon + 1, " ");
+        snprintf(ret_name, size, "%.*s", (int)strcspn(colon, "\n"), colon);
+        return;
+    }
+}
+
+unsigned bench_usable_cpus(void)
+{
+    cpu_set_t set;
+    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return count > 0 ? (unsigned)count : 1;
+}
+
+static uint64_t member_ns(const struct bench_team *team)
+{
+    struct timespec now;
+    if (!team->cpu_time)
+        return clock_ns();
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void *run_member(void *argument)
+{
+    struct member member = *(struct member *)argument;
+    struct bench_team *team = member.team;
+    free(argument);
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(team->cpus[member.index], &set);
+    (void)sched_setaffinity(0, sizeof set, &set); /* an unpinned thread measures less well, not something else */
+    pthread_mutex_lock(&team->gate);
+    bool over = team->over;
+    pthread_mutex_unlock(&team->gate);
+    while (!over) {
+        pthread_barrier_wait(&team->begin);
+        if (team->over)
+            return NULL;
+        team->began[member.index] = member_ns(team);
+        team->work(team->context, member.index, team->threads, team->first, team->count);
+        team->ended[member.index] = member_ns(team);
+        pthread_barrier_wait(&team->end);
+    }
+    return NULL;
+}
+
+/* The CPUs in the order of their numbers; more threads than CPUs share them. */
+static void choose_cpus(struct bench_team *team)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set) < 0 || CPU_COUNT(&set) == 0)
+        CPU_SET(0, &set);
+    int cpu = -1;
+    for (unsigned t = 0; t < team->threads; t++) {
+        do
+            cpu = (cpu + 1) % CPU_SETSIZE;
+        while (!CPU_ISSET(cpu, &set));
+        team->cpus[t] = cpu;
+    }
+}
+
+static int start_member(struct bench_team *team)
+{
+    struct member *member = malloc(sizeof *member);
+    if (!member)
+        return ENOMEM;
+    *member = (struct member){.team = team, .index = team->started};
+    int code = pthread_create(&team->ids[team->started], NULL, run_member, member);
+    if (code)
+        free(member);
+    return code;
+}
+
+/* A team is whole or none: the barriers count all. */
+static int start_members(struct bench_team *team, struct error *ret_error)
+{
+    int code = 0;
+    pthread_mutex_lock(&team->gate);
+    for (; team->started < team->threads && code == 0; team->started += code == 0)
+        code = start_member(team);
+    team->over = code != 0;
+    pthread_mutex_unlock(&team->gate);
+    return code ? error_set(ret_error, code, "cannot start thread %u of %u: %s", team->started + 1, team->threads, strerror(code)) : 0;
+}
+
+int bench_team_open(unsigned threads, bool cpu_time, struct bench_team **ret_team, struct error *ret_error)
+{
+    struct bench_team *team = calloc(1, sizeof *team);
+    if (!team)
+        return error_set(ret_error, ENOMEM, "no memory for %u threads", threads);
+    team->threads = threads;
+    team->cpu_time = cpu_time;
+    team->ids = calloc(threads, sizeof *team->ids);
+    team->began = calloc(threads, sizeof *team->began);
+    team->ended = calloc(threads, sizeof *team->ended);
+    team->cpus = calloc(threads, sizeof *team->cpus);
+    pthread_barrier_init(&team->begin, NULL, threads + 1);
+    pthread_barrier_init(&team->end, NULL, threads + 1);
+    pthread_mutex_init(&team->gate, NULL);
+    int status = 0;
+    if (!team->ids || !team->began || !team->ended || !team->cpus)
+        status = error_set(ret_error, ENOMEM, "no memory for %u threads", threads);
+    if (status == 0) {
+        choose_cpus(team);
+        status = start_members(team, ret_error);
+    }
+    if (status < 0)
+        bench_team_close(team);
+    else
+        *ret_team = team;
+    return status;
+}
+
+void bench_team_close(struct bench_team *team)
+{
+    if (!team)
+        return;
+    if (team->started == team->threads) {
+        team->over = true;
+        pthread_barrier_wait(&team->begin);
+    }
+    for (unsigned t = 0; t < team->started; t++)
+        pthread_join(team->ids[t], NULL);
+    pthread_barrier_destroy(&team->begin);
+    pthread_barrier_destroy(&team->end);
+    pthread_mutex_destroy(&team->gate);
+    free(team->ids);
+    free(team->began);
+    free(team->ended);
+    free(team->cpus);
+    free(team);
+}
+
+unsigned bench_team_threads(const struct bench_team *team)
+{
+    return team->threads;
+}
+
+double bench_team_run(struct bench_team *team, bench_work *work, void *context, uint64_t first, uint64_t count)
+{
+    team->work = work;
+    team->context = context;
+    team->first = first;
+    team->count = count;
+    pthread_barrier_wait(&team->begin);
+    pthread_barrier_wait(&team->end);
+    uint64_t began = team->began[0], ended = team->ended[0], most = 0;
+    for (unsigned t = 0; t < team->threads; t++) {
+        began = team->began[t] < began ? team->began[t] : began;
+        ended = team->ended[t] > ended ? team->ended[t] : ended;
+        most = team->ended[t] - team->began[t] > most ? team->ended[t] - team->began[t] : most;
+    }
+    return (double)(team->cpu_time ? most : ended - began) * 1e-9;
+}
+
+static double run_load(struct bench_team *team, struct bench_load *load)
+{
+    double seconds = bench_team_run(team, load->work, load->context, load->next, load->count);
+    load->next += load->count;
+    return seconds;
+}
+
+void bench_calibrate(struct bench_team *team, struct bench_load *load, double seconds)
+{
+    load->count = 1;
+    for (;;) {
+        double took = run_load(team, load);
+        if (took >= seconds / 4) {
+            double fit = (double)load->count * seconds / took;
+            load->count = fit < 1 ? 1 : (uint64_t)fit;
+            return;
+        }
+        load->count *= 2;
+    }
+}
+
+double bench_rate(struct bench_team *team, struct bench_load *load)
+{
+    double seconds = run_load(team, load);
+    return seconds > 0 ? (double)load->count * load->amount / seconds : 0;
+}
+
+void bench_compare(struct bench_team *team, struct bench_load *load, struct bench_load *limit, unsigned runs, double seconds,
+                   struct bench_spread *ret_figure, struct bench_spread *ret_limit)
+{
+    double figures[BENCH_RUNS_MAX], limits[BENCH_RUNS_MAX];
+    if (limit->count == 0)
+        bench_calibrate(team, limit, seconds);
+    bench_calibrate(team, load, seconds);
+    for (unsigned r = 0; r < runs; r++) {
+        limits[r] = bench_rate(team, limit) * 1e-9;
+        figures[r] = bench_rate(team, load) * 1e-9;
+    }
+    *ret_figure = bench_spread(figures, runs);
+    *ret_limit = bench_spread(limits, runs);
+}

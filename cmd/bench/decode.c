@@ -1,0 +1,426 @@
+/* calypte bench decode and bench prefill: a whole instance on a whole model, against the bandwidth and the dot instruction of the
+ * machine, which are measured first, in the same run. */
+#include "cmd/bench/memory.h"
+#include "cmd/bench/volume.h"
+#include "cmd/cli/client.h"
+#include "cmd/cli/commands.h"
+#include "cmd/cli/interrupt.h"
+#include "cmd/cli/target.h"
+#include "cmd/cli/usage.h"
+#include "compute/kernel.h"
+#include "proto/cleanup.h"
+#include "proto/message.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { FLAG_CONTEXT, FLAG_TOKENS, FLAG_RUNS, FLAG_SECONDS, FLAG_BYTES, FLAG_JSON };
+enum { FLAG_ROWS = FLAG_CONTEXT, FLAG_CHUNK = FLAG_TOKENS };
+
+static const struct flag decode_flags[] = {
+    [FLAG_CONTEXT] = {"--context", NULL, "N", "tokens before the measured ones (default 512)"},
+    [FLAG_TOKENS] = {"--tokens", NULL, "N", "tokens of a run (default 64)"},
+    [FLAG_RUNS] = {"--runs", NULL, "N", "runs; the best one counts (default 5)"},
+    [FLAG_SECONDS] = {"--seconds", NULL, "S", "time of a run that measures the bandwidth (default 0.2)"},
+    [FLAG_BYTES] = {"--bytes", NULL, "MIB", "memory that measures the bandwidth, in MiB (default 1200)"},
+    [FLAG_JSON] = {"--json", NULL, NULL, "print the figures as JSON"},
+    {NULL, NULL, NULL, NULL},
+};
+
+static const struct command_line decode_syntax = {
+    .command = "bench decode",
+    .operands = "MODEL",
+    .summary = "Tokens a second of one answer, and what the bandwidth of this machine allows for the bytes that a token reads.",
+    .details = "An instance is used or started as by `calypte run`. A first run, which is not counted, fills the pool.",
+    .flags = decode_flags,
+    .settings = true,
+    .least_operands = 1,
+    .most_operands = 1,
+};
+
+static const struct flag prefill_flags[] = {
+    [FLAG_ROWS] = {"--rows", NULL, "N", "tokens of the prompt (default 512)"},
+    [FLAG_CHUNK] = {"--chunk", NULL, "N", "tokens of a step, prefill_chunk of the instance (default: all, at most 4096)"},
+    [FLAG_RUNS] = {"--runs", NULL, "N", "runs; the best one counts (default 5)"},
+    [FLAG_SECONDS] = {"--seconds", NULL, "S", "time of a run that measures bandwidth or dot instruction (default 0.2)"},
+    [FLAG_BYTES] = {"--bytes", NULL, "MIB", "memory that measures the bandwidth, in MiB (default 1200)"},
+    [FLAG_JSON] = {"--json", NULL, NULL, "print the figures as JSON"},
+    {NULL, NULL, NULL, NULL},
+};
+
+static const struct command_line prefill_syntax = {
+    .command = "bench prefill",
+    .operands = "MODEL",
+    .summary = "Tokens a second of a prompt, and what the dot instruction and the bandwidth of this machine allow for them.",
+    .details = "An instance is used or started as by `calypte run`. A first run, which is not counted, fills the pool.",
+    .flags = prefill_flags,
+    .settings = true,
+    .least_operands = 1,
+    .most_operands = 1,
+};
+
+/* Counters of the instance that a run is the difference of. */
+enum counted { COUNTED_STEPS, COUNTED_STEP_S, COUNTED_MATMUL, COUNTED_FLIGHT, COUNTED_FRONT, COUNTED_HITS, COUNTED_MISSES, COUNTED_DISK, COUNTED_PARTS };
+
+static const char *const counted_names[COUNTED_PARTS] = {
+    [COUNTED_STEPS] = "steps",           [COUNTED_STEP_S] = "step_seconds",  [COUNTED_MATMUL] = "matmul_seconds",
+    [COUNTED_FLIGHT] = "flight_seconds", [COUNTED_FRONT] = "front_seconds", [COUNTED_HITS] = "hits",
+    [COUNTED_MISSES] = "misses",         [COUNTED_DISK] = "load_bytes",
+};
+
+struct figures {
+    double tokens_per_s;
+    double counted[COUNTED_PARTS], part_s[STEP_PARTS];
+};
+
+struct bench {
+    const char *command;
+    struct arguments arguments;
+    bool prefill;
+    uint32_t prompt, tokens; /* tokens: of the answer */
+    unsigned runs;
+    double seconds;
+    uint64_t megabytes;
+    struct container *container;
+    struct bench_spread read, dot; /* GB/s, GMAC/s */
+    const struct peak *peak;
+    unsigned threads;
+    struct target target;
+    struct client client;
+    struct figures best;
+    struct bench_spread tokens_per_s;
+    json_t *status; /* the supervisor's */
+};
+
+/* --- the limits --- */
+
+static void work_dot(void *context, unsigned thread, unsigned threads, uint64_t first, uint64_t count)
+{
+    (void)thread;
+    (void)threads;
+    (void)first;
+    const struct peak *peak = context;
+    peak->run_dot(count);
+}
+
+static struct bench_spread measure(struct bench_team *team, struct bench_load *load, double seconds)
+{
+    double rates[5];
+    bench_calibrate(team, load, seconds);
+    for (unsigned r = 0; r < 5; r++)
+        rates[r] = bench_rate(team, load) * 1e-9;
+    return bench_spread(rates, 5);
+}
+
+/* Read bandwidth and dot instruction with as many threads as an instance takes by itself. */
+static int measure_limits(struct bench *bench, struct error *ret_error)
+{
+    const struct kernel_set *set;
+    struct bench_team *team = NULL;
+    struct bench_memory memory = {0};
+    struct bench_reading reading = {0};
+    struct bench_load load;
+    int status = kernel_choose((uint32_t)settings_number(&bench->arguments.settings, SETTING_ISA), &set, ret_error);
+    if (status < 0)
+        return status;
+    bench->peak = peak_find(set->name);
+    if (!bench->peak)
+        return error_set(ret_error, ENOTSUP, "no peak loop for the kernel set %s", set->name);
+    bench->threads = bench_usable_cpus();
+    status = bench_team_open(bench->threads, false, &team, ret_error);
+    if (status == 0)
+        status = bench_memory_open(team, bench->megabytes << 20, &memory, ret_error);
+    if (status == 0)
+        status = bench_reading_open(team, &memory, bench->threads, bench->seconds, &reading, &load, ret_error);
+    if (status == 0) {
+        bench->read = measure(team, &load, bench->seconds);
+        load = (struct bench_load){.work = work_dot, .context = (void *)(uintptr_t)bench->peak,
+                                   .amount = (double)bench->peak->run_dot(1) * bench->threads};
+        bench->dot = measure(team, &load, bench->seconds);
+    }
+    bench_reading_close(&reading);
+    bench_memory_close(&memory);
+    bench_team_close(team);
+    return status;
+}
+
+/* --- the instance --- */
+
+static int set_number(struct settings *settings, const char *name, uint64_t number, struct error *ret_error)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)number);
+    return settings_set(settings, name, text, SOURCE_FLAG, "calypte bench", ret_error);
+}
+
+static int open_instance(struct bench *bench, int interrupt_fd, struct error *ret_error)
+{
+    struct settings *settings = &bench->arguments.settings;
+    int status = set_number(settings, "context", (uint64_t)bench->prompt + bench->tokens, ret_error);
+    if (status == 0 && bench->prefill) {
+        uint64_t chunk = bench->prompt < 4096 ? bench->prompt : 4096;
+        if (arguments_integer(&bench->arguments, FLAG_CHUNK, 1, 4096, &chunk))
+            return error_set(ret_error, EINVAL, "--chunk is wrong");
+        status = set_number(settings, "prefill_chunk", chunk, ret_error);
+    }
+    if (status == 0)
+        status = target_open(bench->arguments.operands[0], NULL, settings, interrupt_fd, &bench->target, ret_error);
+    if (status == 0)
+        status = client_open(&bench->target.instance, "api.ipc", interrupt_fd, &bench->client, ret_error);
+    return status;
+}
+
+static int take_counters(struct bench *bench, struct figures *ret_figures, struct error *ret_error)
+{
+    json_t *stats = NULL;
+    int status = client_call(&bench->client, json_pack("{s:s}", "op", "stats"), -1, &stats, ret_error);
+    if (status < 0)
+        return status;
+    for (int i = 0; i < COUNTED_PARTS; i++)
+        ret_figures->counted[i] = json_number_value(json_object_get(stats, counted_names[i]));
+    for (int p = 0; p < STEP_PARTS; p++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s_seconds", step_part_name((enum step_part)p));
+        ret_figures->part_s[p] = json_number_value(json_object_get(stats, name));
+    }
+    json_decref(stats);
+    return 0;
+}
+
+/* One request. Prompts of a decode are the same, and all but their last token stay in the session; prefills differ by `run`. */
+static int ask(struct bench *bench, unsigned run, uint32_t max_tokens, json_t **ret_answer, struct error *ret_error)
+{
+    uint32_t state = bench->prefill ? run + 1 : 1, vocab = bench->container->config.vocab;
+    json_t *tokens = json_array();
+    for (uint32_t i = 0; i < bench->prompt; i++) {
+        state = state * 1664525u + 1013904223u; /* Numerical Recipes, chapter 7.1 */
+        json_array_append_new(tokens, json_integer((json_int_t)((uint64_t)state * vocab >> 32)));
+    }
+    json_t *request = json_pack("{s:s, s:o, s:i, s:b}", "op", "generate", "tokens", tokens, "max_tokens", (int)max_tokens, "ignore_eos", 1);
+    if (request && !bench->prefill) {
+        char session[32];
+        snprintf(session, sizeof session, "bench-%d", getpid());
+        json_object_set_new(request, "session", json_string(session));
+    }
+    return client_call(&bench->client, request, -1, ret_answer, ret_error);
+}
+
+static int measure_run(struct bench *bench, unsigned run, struct figures *ret_figures, struct error *ret_error)
+{
+    struct figures before;
+    json_t *answer = NULL;
+    int status = take_counters(bench, &before, ret_error);
+    if (status == 0)
+        status = ask(bench, run, bench->tokens, &answer, ret_error);
+    if (status == 0)
+        status = take_counters(bench, ret_figures, ret_error);
+    if (status == 0) {
+        for (int i = 0; i < COUNTED_PARTS; i++)
+            ret_figures->counted[i] -= before.counted[i];
+        for (int p = 0; p < STEP_PARTS; p++)
+            ret_figures->part_s[p] -= before.part_s[p];
+        /* Every step of a decode gives a token, also the first one, which computes the last token of the prompt again. */
+        const json_t *timing = json_object_get(answer, "timing");
+        double wall = json_number_value(json_object_get(timing, "total_s")) - json_number_value(json_object_get(timing, "queue_s"));
+        ret_figures->tokens_per_s = wall > 0 ? (bench->prefill ? bench->prompt : bench->tokens) / wall : 0;
+    }
+    json_decref(answer);
+    return status;
+}
+
+static int measure_runs(struct bench *bench, struct error *ret_error)
+{
+    double rates[BENCH_RUNS_MAX];
+    struct figures figures;
+    /* The first runs fill session and pool. */
+    json_t *answer = NULL;
+    int status = ask(bench, 0, bench->prefill ? bench->tokens : 1, &answer, ret_error);
+    json_decref(answer);
+    if (status == 0)
+        status = measure_run(bench, 0, &figures, ret_error);
+    for (unsigned r = 0; status == 0 && r < bench->runs; r++) {
+        status = measure_run(bench, r + 1, &figures, ret_error);
+        rates[r] = figures.tokens_per_s;
+        if (status == 0 && figures.tokens_per_s > bench->best.tokens_per_s)
+            bench->best = figures;
+    }
+    if (status == 0)
+        status = client_ask_supervisor(&bench->target.instance, "status", &bench->status, ret_error);
+    if (status == 0)
+        bench->tokens_per_s = bench_spread(rates, bench->runs);
+    return status;
+}
+
+/* --- the result --- */
+
+struct result {
+    struct bench_volume volume; /* of the run, all its tokens */
+    double tokens;              /* that count */
+    double read_limit, dot_limit; /* tokens a second */
+    double gmacs;               /* of the products, in their own time */
+};
+
+static struct result result_of(const struct bench *bench)
+{
+    struct result result = {.tokens = bench->prefill ? bench->prompt : bench->tokens};
+    uint32_t topk = (uint32_t)settings_number(&bench->arguments.settings, SETTING_INDEX_TOPK);
+    topk = topk ? topk : bench->container->config.index_topk;
+    double steps = bench->best.counted[COUNTED_STEPS] > 0 ? bench->best.counted[COUNTED_STEPS] : 1;
+    if (bench->prefill) {
+        uint32_t rows = (uint32_t)(bench->prompt / steps);
+        for (uint32_t done = 0; done < bench->prompt; done += rows) {
+            uint32_t now = bench->prompt - done < rows ? bench->prompt - done : rows;
+            struct bench_volume step = bench_volume_of(bench->container, now, done + now, topk);
+            result.volume.bytes += step.bytes;
+            result.volume.macs += step.macs;
+        }
+    } else {
+        for (uint32_t t = 0; t < bench->tokens; t++) {
+            struct bench_volume step = bench_volume_of(bench->container, 1, bench->prompt + t, topk);
+            result.volume.bytes += step.bytes;
+            result.volume.macs += step.macs;
+        }
+    }
+    result.read_limit = bench->read.most * 1e9 * result.tokens / result.volume.bytes;
+    result.dot_limit = bench->dot.most * 1e9 * result.tokens / result.volume.macs;
+    double matmul = bench->best.counted[COUNTED_MATMUL];
+    result.gmacs = matmul > 0 ? result.volume.macs / matmul * 1e-9 : 0;
+    return result;
+}
+
+static json_t *parts_json(const struct bench *bench)
+{
+    json_t *parts = json_object();
+    for (int p = 0; p < STEP_PARTS; p++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s_s", step_part_name((enum step_part)p));
+        json_object_set_new(parts, name, json_real(bench->best.part_s[p]));
+    }
+    return parts;
+}
+
+static void print_json(const struct bench *bench, const struct result *result)
+{
+    const double *counted = bench->best.counted;
+    double limit = result->read_limit < result->dot_limit ? result->read_limit : result->dot_limit;
+    char cpu[128];
+    bench_cpu_name(cpu, sizeof cpu);
+    double wait = bench->best.part_s[PART_WAIT];
+    json_t *disk = json_pack("{s:I, s:f, s:f, s:n}", "bytes", (json_int_t)counted[COUNTED_DISK], "demand_s", wait, "gbps",
+                             wait > 0 ? counted[COUNTED_DISK] / wait * 1e-9 : 0.0, "iobench_gbps");
+    json_t *pool = json_pack("{s:O?, s:I, s:I}", "slots", json_object_get(json_object_get(bench->status, "pool"), "slots"), "hits",
+                             (json_int_t)counted[COUNTED_HITS], "misses", (json_int_t)counted[COUNTED_MISSES]);
+    json_t *matmul = json_pack("{s:f, s:f, s:f, s:s, s:f, s:f}", "s", counted[COUNTED_MATMUL], "share_of_steps",
+                               counted[COUNTED_STEP_S] > 0 ? counted[COUNTED_MATMUL] / counted[COUNTED_STEP_S] : 0.0, "gmacs", result->gmacs,
+                               "instruction", bench->peak->dot, "limit", bench->dot.most, "share",
+                               bench->dot.most > 0 ? result->gmacs / bench->dot.most : 0.0);
+    json_auto_t *object = json_pack(
+        "{s:f, s:f, s:f, s:f, s:s, s:o, s:f, s:f, s:f, s:o, s:o, s:o}", "tokens_per_s", bench->best.tokens_per_s, "bytes_per_token",
+        result->volume.bytes / result->tokens, "limit_tokens_per_s", limit, "share", limit > 0 ? bench->best.tokens_per_s / limit : 0.0,
+        "bound", result->read_limit < result->dot_limit ? "read bandwidth" : bench->peak->dot, "parts", parts_json(bench), "steps_s",
+        counted[COUNTED_STEP_S], "flight_s", counted[COUNTED_FLIGHT], "front_s", counted[COUNTED_FRONT], "matmul", matmul, "disk", disk, "pool",
+        pool);
+    json_object_update_new(object, json_pack("{s:s, s:s, s:i, s:i, s:i, s:f, s:o, s:f, s:o, s:I}", "cpu", cpu, "isa", bench->peak->set,
+                                             "threads", (int)bench->threads, bench->prefill ? "rows" : "context", (int)bench->prompt, "tokens",
+                                             (int)result->tokens, "read_gbps", bench->read.most, "read_spread",
+                                             bench_spread_json(&bench->read), "macs_per_token", result->volume.macs / result->tokens,
+                                             "spread", bench_spread_json(&bench->tokens_per_s), "steps", (json_int_t)counted[COUNTED_STEPS]));
+    json_dumpf(object, stdout, JSON_INDENT(1));
+    putchar('\n');
+}
+
+static void print_lines(const struct bench *bench, const struct result *result)
+{
+    const double *counted = bench->best.counted;
+    double steps = counted[COUNTED_STEPS] > 0 ? counted[COUNTED_STEPS] : 1;
+    char cpu[128];
+    bench_cpu_name(cpu, sizeof cpu);
+    printf("cpu       %s, %u threads, kernels %s\n", cpu, bench->threads, bench->peak->set);
+    printf("speed     %.2f tokens/s (%.2f to %.2f in %u runs of %.0f tokens %s %u)\n", bench->best.tokens_per_s, bench->tokens_per_s.least,
+           bench->tokens_per_s.most, bench->tokens_per_s.runs, result->tokens, bench->prefill ? "of a prompt of" : "after", bench->prompt);
+    printf("memory    %.2f MB a token, at %.2f GB/s (%.2f to %.2f) at most %.2f tokens/s: %.1f %%\n",
+           result->volume.bytes / result->tokens * 1e-6, bench->read.most, bench->read.least, bench->read.most, result->read_limit,
+           100 * bench->best.tokens_per_s / result->read_limit);
+    printf("matmul    %.2f GMAC a token, at %.1f GMAC/s (%s) at most %.2f tokens/s: %.1f %%\n", result->volume.macs / result->tokens * 1e-9,
+           bench->dot.most, bench->peak->dot, result->dot_limit, 100 * bench->best.tokens_per_s / result->dot_limit);
+    printf("          %.1f %% of the steps' time, %.1f GMAC/s in it: %.1f %%\n",
+           counted[COUNTED_STEP_S] > 0 ? 100 * counted[COUNTED_MATMUL] / counted[COUNTED_STEP_S] : 0.0, result->gmacs,
+           bench->dot.most > 0 ? 100 * result->gmacs / bench->dot.most : 0.0);
+    printf("a step    %.3f ms:", 1e3 * counted[COUNTED_STEP_S] / steps);
+    for (int p = 0; p < STEP_PARTS; p++)
+        if (bench->best.part_s[p] > 0)
+            printf(" %s %.3f", step_part_name((enum step_part)p), 1e3 * bench->best.part_s[p] / steps);
+    printf("\nbetween   %.3f ms in the front, %.3f ms in messages\n", 1e3 * counted[COUNTED_FRONT] / steps,
+           1e3 * (counted[COUNTED_FLIGHT] - counted[COUNTED_STEP_S]) / steps);
+    printf("experts   %.0f hits, %.0f misses, %.1f MB from disk\n", counted[COUNTED_HITS], counted[COUNTED_MISSES], counted[COUNTED_DISK] * 1e-6);
+}
+
+static int run(struct bench *bench, int interrupt_fd, struct error *ret_error)
+{
+    int status = container_open(bench->arguments.operands[0], &bench->container, ret_error);
+    if (status == 0)
+        status = measure_limits(bench, ret_error);
+    if (status == 0)
+        status = open_instance(bench, interrupt_fd, ret_error);
+    if (status == 0)
+        status = measure_runs(bench, ret_error);
+    client_close(&bench->client);
+    target_close(&bench->target);
+    if (status == 0) {
+        struct result result = result_of(bench);
+        if (bench->arguments.values[FLAG_JSON])
+            print_json(bench, &result);
+        else
+            print_lines(bench, &result);
+    }
+    json_decref(bench->status);
+    container_close(bench->container);
+    return status;
+}
+
+static int bench_model(struct bench *bench, uint64_t prompt, uint64_t tokens)
+{
+    uint64_t runs = 5;
+    struct error error = {{0}};
+    bench->seconds = 0.2;
+    bench->megabytes = BENCH_WEIGHT_BYTES >> 20;
+    if (arguments_integer(&bench->arguments, FLAG_RUNS, 1, BENCH_RUNS_MAX, &runs) ||
+        arguments_real(&bench->arguments, FLAG_SECONDS, 1e-4, 60, &bench->seconds) ||
+        arguments_integer(&bench->arguments, FLAG_BYTES, 1, 1 << 20, &bench->megabytes))
+        return EXIT_USAGE;
+    bench->prompt = (uint32_t)prompt;
+    bench->tokens = (uint32_t)tokens;
+    bench->runs = (unsigned)runs;
+    _cleanup_close_ int interrupt_fd = interrupt_open();
+    int status = run(bench, interrupt_fd, &error);
+    if (status == -EINTR)
+        return EXIT_INTERRUPTED;
+    return status < 0 ? usage_failed(bench->command, "%s", error.text) : EXIT_DONE;
+}
+
+int bench_decode(int argc, char **argv)
+{
+    struct bench bench = {.command = decode_syntax.command};
+    uint64_t context = 512, tokens = 64;
+    int code = arguments_parse(&decode_syntax, argc, argv, &bench.arguments);
+    if (code != ARGUMENTS_GO_ON)
+        return code;
+    if (arguments_integer(&bench.arguments, FLAG_CONTEXT, 2, 1u << 23, &context) ||
+        arguments_integer(&bench.arguments, FLAG_TOKENS, 2, 1u << 20, &tokens))
+        return EXIT_USAGE;
+    return bench_model(&bench, context, tokens);
+}
+
+int bench_prefill(int argc, char **argv)
+{
+    struct bench bench = {.command = prefill_syntax.command, .prefill = true};
+    uint64_t rows = 512;
+    int code = arguments_parse(&prefill_syntax, argc, argv, &bench.arguments);
+    if (code != ARGUMENTS_GO_ON)
+        return code;
+    if (arguments_integer(&bench.arguments, FLAG_ROWS, 2, 1u << 23, &rows))
+        return EXIT_USAGE;
+    return bench_model(&bench, rows, 1);
+}

@@ -1,0 +1,367 @@
+/* The set for AVX-512 (F, BW, DQ, VL, VNNI). 16 rows of weights are the 16 lanes of a register.
+ *
+ * vpdpbusd multiplies four unsigned by four signed bytes of a lane and adds them to its int32: nothing narrower, so nothing saturates.
+ * Weights are the unsigned operand: nibbles as they lie (8 too much), int8 with the sign bit flipped (128 too much); so a group's sum
+ * starts at -8 or -128 times the sum of its activations. |sum| <= 64 * 255 * 127 stays far inside int32. */
+#include "compute/kernel_avx512.h"
+#include "compute/kernel_lanes.h"
+
+#define TILE_ROWS 6u   /* activation rows times two block rows: 12 integer and 12 f32 sums, and what feeds them, fill 32 registers */
+#define GEMV_ROWS 4u   /* up to so many rows memory is the limit: one block row at a time, so that weights are one stream */
+#define AHEAD 12u      /* groups between a prefetch and its use; 8 to 16 do */
+#define LOW_NIBBLES 0x0f0f0f0f
+#define SIGN_BITS ((int32_t)0x80808080)
+
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+ALWAYS_INLINE __mmask16 first_lanes(uint32_t count)
+{
+    return (__mmask16)(count >= LANES ? 0xffffu : (1u << count) - 1u);
+}
+
+ALWAYS_INLINE __m512i four_columns(const int8_t *q)
+{
+    int32_t four;
+    memcpy(&four, q, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+/* Asks for a block and its scales, which memory needs some time to bring. No address is wrong for a prefetch. */
+ALWAYS_INLINE void prefetch_block(const uint8_t *quanta, const uint16_t *scales, enum weight_format format)
+{
+    for (unsigned i = 0; i < block_bytes(format); i += 64)
+        _mm_prefetch((const char *)quanta + i, _MM_HINT_T0);
+    _mm_prefetch((const char *)scales, _MM_HINT_T0);
+}
+
+/* dot[b][r] += the products of one group: int4, two lines of the int8 order from one of nibbles; int8, line by line. */
+ALWAYS_INLINE void dot_group(const uint8_t *quanta, size_t next_block, enum weight_format format, unsigned blocks,
+                             const int8_t *const q[TILE_ROWS], unsigned rows, __m512i dot[2][TILE_ROWS])
+{
+    const __m512i low = _mm512_set1_epi32(LOW_NIBBLES), sign = _mm512_set1_epi32(SIGN_BITS);
+    UNROLL for (unsigned line = 0; line < GROUP / 8; line++)
+    {
+        __m512i w[2][2];
+        for (unsigned b = 0; b < blocks; b++) {
+            const uint8_t *from = quanta + b * next_block + line * (format == WEIGHT_INT4 ? 64 : 128);
+            __m512i first = _mm512_loadu_si512(from);
+            w[b][0] = format == WEIGHT_INT4 ? _mm512_and_si512(first, low) : _mm512_xor_si512(first, sign);
+            w[b][1] = format == WEIGHT_INT4 ? _mm512_and_si512(_mm512_srli_epi16(first, 4), low)
+                                            : _mm512_xor_si512(_mm512_loadu_si512(from + 64), sign);
+        }
+        for (unsigned half = 0; half < 2; half++)
+            for (unsigned r = 0; r < rows; r++) {
+                __m512i x = four_columns(q[r] + (format == WEIGHT_INT4 ? line * 4 + half * 32 : line * 8 + half * 4));
+                for (unsigned b = 0; b < blocks; b++)
+                    dot[b][r] = _mm512_dpbusd_epi32(dot[b][r], w[b][half], x);
+            }
+    }
+}
+
+/* `blocks` (1 or 2) block rows times `rows` activation rows; both are constants, so that sums stay in registers. */
+ALWAYS_INLINE void matmul_tile(const uint8_t *quanta, const uint16_t *scales, enum weight_format format, unsigned blocks, uint32_t k,
+                               float factor, const struct matmul_row *row, unsigned rows, size_t y_offset)
+{
+    const size_t next_quanta = quanta_bytes(format, 1, k), next_scales = scales_bytes(1, k) / 2, groups = k / GROUP;
+    __m512 sum[2][TILE_ROWS];
+    for (unsigned b = 0; b < blocks; b++)
+        for (unsigned r = 0; r < rows; r++)
+            sum[b][r] = _mm512_setzero_ps();
+    for (size_t g = 0; g < groups; g++, quanta += block_bytes(format), scales += BLOCK_ROWS) {
+        __m512i dot[2][TILE_ROWS];
+        const int8_t *q[TILE_ROWS];
+        for (unsigned r = 0; r < rows; r++) {
+            q[r] = row[r].q + g * GROUP;
+            __m512i start = _mm512_slli_epi32(_mm512_set1_epi32(row[r].sums[g]), format == WEIGHT_INT4 ? 3 : 7);
+            for (unsigned b = 0; b < blocks; b++)
+                dot[b][r] = _mm512_sub_epi32(_mm512_setzero_si512(), start);
+        }
+        /* Past the end of these block rows the next ones begin: with two of them, one block row further on. */
+        size_t ahead = AHEAD + (g + AHEAD >= groups ? (blocks - 1) * groups : 0);
+        for (unsigned b = 0; b < blocks; b++)
+            prefetch_block(quanta + b * next_quanta + ahead * block_bytes(format), scales + b * next_scales + ahead * BLOCK_ROWS, format);
+        dot_group(quanta, next_quanta, format, blocks, q, rows, dot);
+        for (unsigned b = 0; b < blocks; b++) {
+            __m512 scale = lanes_load_f16(scales + b * next_scales).all;
+            for (unsigned r = 0; r < rows; r++)
+                sum[b][r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[b][r]), scale), _mm512_set1_ps(row[r].scales[g]), sum[b][r]);
+        }
+    }
+    for (unsigned b = 0; b < blocks; b++)
+        for (unsigned r = 0; r < rows; r++)
+            _mm512_storeu_ps(row[r].y + y_offset + b * BLOCK_ROWS, _mm512_mul_ps(sum[b][r], _mm512_set1_ps(factor)));
+}
+
+/* All rows times one or two block rows, in tiles of about the same height. */
+ALWAYS_INLINE void matmul_blocks(const uint8_t *quanta, const uint16_t *scales, enum weight_format format, unsigned blocks, uint32_t k,
+                                 float factor, const struct matmul_row *rows, uint32_t row_count, size_t y_offset)
+{
+    uint32_t tiles = (row_count + TILE_ROWS - 1) / TILE_ROWS;
+    for (uint32_t t = 0; t < tiles; t++) {
+        struct range tile = split(row_count, t, tiles);
+        const struct matmul_row *row = rows + tile.first;
+        switch (tile.count) {
+        case 1:
+            matmul_tile(quanta, scales, format, blocks, k, factor, row, 1, y_offset);
+            break;
+        case 2:
+            matmul_tile(quanta, scales, format, blocks, k, factor, row, 2, y_offset);
+            break;
+        case 3:
+            matmul_tile(quanta, scales, format, blocks, k, factor, row, 3, y_offset);
+            break;
+        case 4:
+            matmul_tile(quanta, scales, format, blocks, k, factor, row, 4, y_offset);
+            break;
+        case 5:
+            matmul_tile(quanta, scales, format, blocks, k, factor, row, 5, y_offset);
+            break;
+        default:
+            matmul_tile(quanta, scales, format, blocks, k, factor, row, TILE_ROWS, y_offset);
+            break;
+        }
+    }
+}
+
+ALWAYS_INLINE void matmul(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks, uint32_t k, float factor,
+                          const struct matmul_row *rows, uint32_t row_count)
+{
+    for (uint32_t b = 0; b < blocks;) {
+        const uint8_t *from = (const uint8_t *)quanta + quanta_bytes(format, b, k);
+        const uint16_t *from_scales = scales + scales_bytes(b, k) / 2;
+        if (blocks - b >= 2 && row_count > GEMV_ROWS) {
+            matmul_blocks(from, from_scales, format, 2, k, factor, rows, row_count, (size_t)b * BLOCK_ROWS);
+            b += 2;
+        } else {
+            matmul_blocks(from, from_scales, format, 1, k, factor, rows, row_count, (size_t)b * BLOCK_ROWS);
+            b += 1;
+        }
+    }
+}
+
+static void matmul_int8(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor, const struct matmul_row *rows,
+                        uint32_t row_count)
+{
+    matmul(quanta, scales, WEIGHT_INT8, blocks, k, factor, rows, row_count);
+}
+
+static void matmul_int4(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor, const struct matmul_row *rows,
+                        uint32_t row_count)
+{
+    matmul(quanta, scales, WEIGHT_INT4, blocks, k, factor, rows, row_count);
+}
+
+#define INDEX_GROUPS 4u   /* the most groups of an index key, and */
+#define INDEX_QUERIES 512u /* of heads times groups, that index_keys takes */
+#define INDEX_HEADS 4u    /* heads, by two times 16 keys, whose sums stay in registers */
+
+/* 16 rows of 16 words, transposed. */
+ALWAYS_INLINE void transpose_words(__m512i x[LANES])
+{
+    __m512i y[LANES];
+    for (unsigned i = 0; i < LANES; i += 2) {
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (unsigned i = 0; i < LANES; i += 4)
+        for (unsigned j = 0; j < 2; j++) {
+            x[i + 2 * j] = _mm512_unpacklo_epi64(y[i + j], y[i + j + 2]);
+            x[i + 2 * j + 1] = _mm512_unpackhi_epi64(y[i + j], y[i + j + 2]);
+        }
+    for (unsigned i = 0; i < 4; i++)
+        for (unsigned j = 0; j < 2; j++) {
+            y[8 * j + i] = _mm512_shuffle_i32x4(x[8 * j + i], x[8 * j + i + 4], 0x88);
+            y[8 * j + i + 4] = _mm512_shuffle_i32x4(x[8 * j + i], x[8 * j + i + 4], 0xdd);
+        }
+    for (unsigned i = 0; i < 8; i++) {
+        x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
+        x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
+    }
+}
+
+/* 16 index keys, a lane each: lines of four columns, unsigned, and a scale a group. */
+struct key_lanes {
+    __m512i line[INDEX_GROUPS * LANES];
+    __m512 scale[INDEX_GROUPS];
+};
+
+/* 16 keys, or the `count` that are left, and zeros. */
+ALWAYS_INLINE void load_index_keys(const int8_t *keys, const float *scales, uint32_t dim, uint32_t count, struct key_lanes *ret_lanes)
+{
+    uint32_t groups = dim / GROUP;
+    for (uint32_t g = 0; g < groups; g++) {
+        __m512i line[LANES];
+        float scale[LANES] = {0};
+        for (unsigned t = 0; t < LANES; t++)
+            line[t] = t < count ? _mm512_loadu_si512(keys + (size_t)t * dim + g * GROUP) : _mm512_setzero_si512();
+        for (unsigned t = 0; t < LANES && t < count; t++)
+            scale[t] = scales[t * groups + g];
+        transpose_words(line);
+        for (unsigned c = 0; c < LANES; c++)
+            ret_lanes->line[g * LANES + c] = _mm512_xor_si512(line[c], _mm512_set1_epi32(SIGN_BITS));
+        ret_lanes->scale[g] = _mm512_loadu_ps(scale);
+    }
+}
+
+struct index_queries {
+    const int8_t *q;
+    const float *scales, *weights;
+    const int32_t *start; /* [heads][groups]: -128 times the sum of a group */
+    uint32_t dim;
+    float scale;
+};
+
+/* Adds `heads` (a constant) heads from `first` on to the scores of 32 keys. */
+ALWAYS_INLINE void index_heads(const struct index_queries *queries, uint32_t first, unsigned heads, const struct key_lanes keys[2],
+                               __m512 sum[2])
+{
+    uint32_t groups = queries->dim / GROUP;
+    __m512 dot[INDEX_HEADS][2];
+    for (unsigned h = 0; h < heads; h++)
+        dot[h][0] = dot[h][1] = _mm512_setzero_ps();
+    for (uint32_t g = 0; g < groups; g++) {
+        const int8_t *q = queries->q + (size_t)first * queries->dim + g * GROUP;
+        __m512i integer[INDEX_HEADS][2];
+        for (unsigned h = 0; h < heads; h++)
+            integer[h][0] = integer[h][1] = _mm512_set1_epi32(queries->start[(first + h) * groups + g]);
+        UNROLL for (unsigned c = 0; c < LANES; c++)
+        {
+            for (unsigned h = 0; h < heads; h++) {
+                __m512i x = four_columns(q + (size_t)h * queries->dim + c * 4);
+                for (unsigned b = 0; b < 2; b++)
+                    integer[h][b] = _mm512_dpbusd_epi32(integer[h][b], keys[b].line[g * LANES + c], x);
+            }
+        }
+        for (unsigned h = 0; h < heads; h++) {
+            __m512 scale = _mm512_set1_ps(queries->scales[(first + h) * groups + g]);
+            for (unsigned b = 0; b < 2; b++)
+                dot[h][b] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(integer[h][b]), scale), keys[b].scale[g], dot[h][b]);
+        }
+    }
+    for (unsigned h = 0; h < heads; h++)
+        for (unsigned b = 0; b < 2; b++) {
+            __m512 scaled = _mm512_max_ps(_mm512_mul_ps(dot[h][b], _mm512_set1_ps(queries->scale)), _mm512_setzero_ps());
+            sum[b] = _mm512_fmadd_ps(_mm512_set1_ps(queries->weights[first + h]), scaled, sum[b]);
+        }
+}
+
+/* index_scores with 32 keys in lanes: transposed once for all heads. */
+static void index_keys(const int8_t *q, const float *q_scales, const float *w, uint32_t heads, uint32_t dim, float scale, const int8_t *keys,
+                       const float *key_scales, uint32_t count, float *ret_scores)
+{
+    uint32_t groups = dim / GROUP;
+    if (groups > INDEX_GROUPS || heads * groups > INDEX_QUERIES) {
+        index_scores(q, q_scales, w, heads, dim, scale, keys, key_scales, count, ret_scores);
+        return;
+    }
+    int32_t start[INDEX_QUERIES];
+    for (uint32_t i = 0; i < heads * groups; i++) {
+        __m512i group = _mm512_loadu_si512(q + (size_t)i * GROUP);
+        start[i] = -128 * _mm512_reduce_add_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), group));
+    }
+    const struct index_queries queries = {q, q_scales, w, start, dim, scale};
+    for (uint32_t t = 0; t < count; t += 2 * LANES) {
+        struct key_lanes lanes[2];
+        __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (unsigned b = 0; b < 2; b++) {
+            uint32_t before = t + b * LANES < count ? t + b * LANES : count;
+            load_index_keys(keys + (size_t)before * dim, key_scales + (size_t)before * groups, dim, count - before, &lanes[b]);
+        }
+        uint32_t h = 0;
+        for (; h + INDEX_HEADS <= heads; h += INDEX_HEADS)
+            index_heads(&queries, h, INDEX_HEADS, lanes, sum);
+        for (; h < heads; h++)
+            index_heads(&queries, h, 1, lanes, sum);
+        for (unsigned b = 0; b < 2 && t + b * LANES < count; b++)
+            _mm512_mask_storeu_ps(ret_scores + t + b * LANES, first_lanes(count - t - b * LANES), sum[b]);
+    }
+}
+
+#define SELECT_SMALL 4096u /* below it, clearing the counters would cost more than it saves */
+#define DIGITS 2048u       /* of 11 bits; the last has 10 */
+#define COPIES 4u          /* of the counters: neighbours often have the same digit, and a store must pass before the next load */
+
+/* order_of, 16 at a time; lanes outside the mask are 0, less than anything but a NaN of all bits. */
+ALWAYS_INLINE __m512i orders_of(const float *x, __mmask16 mask)
+{
+    __m512i bits = _mm512_castps_si512(_mm512_add_ps(_mm512_maskz_loadu_ps(mask, x), _mm512_setzero_ps()));
+    __m512i flip = _mm512_or_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT32_MIN));
+    return _mm512_maskz_xor_epi32(mask, bits, flip);
+}
+
+/* Counts the digit (one of `digits`) at `shift` of those scores whose higher bits are `prefix`. */
+static void count_digits(const float *scores, uint32_t n, int shift, uint32_t digits, uint32_t higher, uint32_t prefix,
+                         uint32_t count[COPIES][DIGITS])
+{
+    memset(count, 0, COPIES * DIGITS * sizeof(uint32_t));
+    for (uint32_t i = 0; i < n; i += LANES) {
+        __mmask16 mask = first_lanes(n - i);
+        __m512i order = orders_of(scores + i, mask);
+        mask = _mm512_mask_cmpeq_epi32_mask(mask, _mm512_and_si512(order, _mm512_set1_epi32((int32_t)higher)), _mm512_set1_epi32((int32_t)prefix));
+        if (mask == 0)
+            continue;
+        uint32_t digit[LANES];
+        order = _mm512_and_si512(_mm512_srl_epi32(order, _mm_cvtsi32_si128(shift)), _mm512_set1_epi32((int32_t)(digits - 1)));
+        _mm512_storeu_si512(digit, _mm512_maskz_compress_epi32(mask, order));
+        uint32_t found = (uint32_t)__builtin_popcount(mask);
+        if (found == LANES)
+            for (unsigned l = 0; l < LANES; l++)
+                count[l % COPIES][digit[l]]++;
+        else
+            for (unsigned l = 0; l < found; l++)
+                count[l % COPIES][digit[l]]++;
+    }
+}
+
+/* As select_best: finds the k-th largest digit by digit, then takes what is larger, and of its equals the first. */
+static uint32_t select_digits(const float *scores, uint32_t n, uint32_t k, uint32_t *ret_index)
+{
+    if (n < SELECT_SMALL || k == 0)
+        return select_best(scores, n, k, ret_index);
+    static const int shifts[] = {21, 10, 0};
+    uint32_t count[COPIES][DIGITS], prefix = 0, higher = 0, wanted = k;
+    for (unsigned pass = 0; pass < 3; pass++) {
+        uint32_t digits = pass < 2 ? DIGITS : DIGITS / 2, digit = digits;
+        count_digits(scores, n, shifts[pass], digits, higher, prefix, count);
+        for (uint32_t here = 0; digit > 0; wanted -= here) {
+            digit--;
+            here = count[0][digit] + count[1][digit] + count[2][digit] + count[3][digit];
+            if (here >= wanted)
+                break;
+        }
+        prefix |= digit << shifts[pass];
+        higher |= (digits - 1) << shifts[pass];
+    }
+    const __m512i bound = _mm512_set1_epi32((int32_t)prefix);
+    __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n && kept < k; i += LANES, index = _mm512_add_epi32(index, _mm512_set1_epi32(LANES))) {
+        __mmask16 mask = first_lanes(n - i);
+        __m512i order = orders_of(scores + i, mask);
+        uint32_t larger = _mm512_mask_cmpgt_epu32_mask(mask, order, bound);
+        uint32_t equal = _mm512_mask_cmpeq_epi32_mask(mask, order, bound);
+        if (equal) {
+            equal = _pdep_u32(wanted >= LANES ? 0xffffu : (1u << wanted) - 1u, equal);
+            wanted -= (uint32_t)__builtin_popcount(equal);
+        }
+        if ((larger | equal) == 0)
+            continue;
+        uint32_t found = (uint32_t)__builtin_popcount(larger | equal);
+        _mm512_mask_storeu_epi32(ret_index + kept, first_lanes(found), _mm512_maskz_compress_epi32((__mmask16)(larger | equal), index));
+        kept += found;
+    }
+    return kept;
+}
+
+const struct kernel_set KERNEL_SET = {
+    .name = "avx512",
+    .matmul_int8 = matmul_int8,
+    .matmul_int4 = matmul_int4,
+    .index_scores = index_keys,
+    .select = select_digits,
+    LANES_KERNELS,
+};

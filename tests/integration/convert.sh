@@ -1,0 +1,140 @@
+# calypte convert and info as a user meets them: killed, interrupted, out of space, read-only, wrongly called.
+. "$CALYPTE_TESTS/integration/common.sh"
+
+SOURCE="$CALYPTE_TESTS/model"
+
+# All names and contents of a folder.
+sums() { (cd "$1" && find . -type f | LC_ALL=C sort | xargs sha256sum); }
+expect_same() {
+    sums "$1" >"$SCRATCH/sums-a"
+    sums "$2" >"$SCRATCH/sums-b"
+    cmp -s "$SCRATCH/sums-a" "$SCRATCH/sums-b" || fail "$2 is not $1: $(diff "$SCRATCH/sums-a" "$SCRATCH/sums-b")"
+}
+
+sums "$SOURCE" >"$SCRATCH/source-before"
+calypte convert --jobs 1 "$SOURCE" "$SCRATCH/reference" 2>/dev/null
+
+# Kills a run of the conversion after $1 seconds, then checks that nothing looks like a container unless it is one.
+kill_after() {
+    calypte convert --jobs 2 "$SOURCE" "$SCRATCH/killed" 2>/dev/null &
+    pid=$!
+    sleep "$1"
+    kill -9 $pid 2>/dev/null || true
+    wait $pid 2>/dev/null || true
+    if [ -e "$SCRATCH/killed/calypte.json" ]; then
+        calypte info "$SCRATCH/killed" >/dev/null
+    fi
+}
+
+test_killed() {
+    unfinished=0
+    for start in 0.00 0.01 0.02; do
+        rm -rf "$SCRATCH/killed"
+        for more in 0 0.03 0.05 0.07 0.09 0.12 0.15 0.20; do
+            kill_after "$(awk "BEGIN { print $start + $more }")"
+            [ -e "$SCRATCH/killed/calypte.json" ] || unfinished=$((unfinished + 1))
+        done
+        calypte convert "$SOURCE" "$SCRATCH/killed" 2>/dev/null
+        expect_same "$SCRATCH/reference" "$SCRATCH/killed"
+    done
+    [ $unfinished -gt 3 ] || fail "only $unfinished of the runs were killed before their end"
+    note "killed $unfinished times before the end, same bytes"
+}
+
+test_interrupted() {
+    # timeout, because a background command of a shell ignores SIGINT.
+    for seconds in 0.03 0.06 0.1 0.15; do
+        got=0
+        timeout --preserve-status -s INT $seconds calypte convert --jobs 1 "$SOURCE" "$SCRATCH/interrupted" 2>"$SCRATCH/stderr" || got=$?
+        [ $got -eq 130 ] || [ $got -eq 0 ] || fail "exit $got after SIGINT: $(cat "$SCRATCH/stderr")"
+        # Before anything is written the signal simply ends the program.
+        if [ $got -eq 130 ] && [ -e "$SCRATCH/interrupted" ]; then
+            grep -q 'interrupted; run the same command again' "$SCRATCH/stderr" || fail "no word of it: $(cat "$SCRATCH/stderr")"
+        fi
+        [ -z "$(find "$SCRATCH/interrupted" -name '*.part' 2>/dev/null)" ] || fail "a temporary file is left"
+    done
+    calypte convert "$SOURCE" "$SCRATCH/interrupted" 2>/dev/null
+    expect_same "$SCRATCH/reference" "$SCRATCH/interrupted"
+    note "interrupted, same bytes"
+}
+
+test_twice() {
+    calypte convert "$SOURCE" "$SCRATCH/reference" 2>"$SCRATCH/stderr"
+    grep -q 'nothing to do' "$SCRATCH/stderr" || fail "a finished container was made again"
+    expect_line 1 'holds another container already' calypte convert --experts int8 "$SOURCE" "$SCRATCH/reference"
+    mkdir "$SCRATCH/locked"
+    expect_line 1 'another conversion is writing there' flock "$SCRATCH/locked" calypte convert "$SOURCE" "$SCRATCH/locked"
+    note "a finished and a locked destination"
+}
+
+test_full_disk() {
+    mkdir "$SCRATCH/disk"
+    if ! mount -t tmpfs -o size=4m,nr_inodes=100 none "$SCRATCH/disk" 2>/dev/null; then
+        note "skipped: a small file system needs the right to mount"
+        return 0
+    fi
+    trap 'umount "$SCRATCH/disk"; finish' EXIT
+    expect_line 1 'needs .* MB more, its file system has .* MB free' calypte convert "$SOURCE" "$SCRATCH/disk/model"
+    [ ! -e "$SCRATCH/disk/model" ] || fail "something is left of a conversion that did not begin"
+    # Enough bytes, but no room for another name after the first files: it fails in the middle.
+    mount -o remount,size=64m,nr_inodes=6 "$SCRATCH/disk"
+    expect_line 1 'No space left on device; free some space' calypte convert "$SOURCE" "$SCRATCH/disk/model"
+    [ ! -e "$SCRATCH/disk/model/calypte.json" ] || fail "half a container looks whole"
+    ls "$SCRATCH/disk/model" | grep -q '^dense-00001.safetensors$' || fail "what was finished is gone"
+    [ -z "$(find "$SCRATCH/disk" -name '*.part')" ] || fail "a temporary file is left"
+    expect_line 1 'not a Calypte container' calypte info "$SCRATCH/disk/model"
+    mount -o remount,size=64m,nr_inodes=100 "$SCRATCH/disk"
+    calypte convert "$SOURCE" "$SCRATCH/disk/model" 2>"$SCRATCH/stderr"
+    grep -q 'dense-00001.safetensors: finished by an earlier run, kept' "$SCRATCH/stderr" || fail "it began anew"
+    expect_same "$SCRATCH/reference" "$SCRATCH/disk/model"
+    rm -r "$SCRATCH/disk/model"
+    mkdir "$SCRATCH/disk/empty"
+    mount -o remount,ro "$SCRATCH/disk"
+    expect_line 1 'disk/model: .*Read-only file system; choose a folder' calypte convert "$SOURCE" "$SCRATCH/disk/model"
+    expect_line 1 'disk/empty.*Read-only file system; choose a folder' calypte convert "$SOURCE" "$SCRATCH/disk/empty"
+    umount "$SCRATCH/disk"
+    trap finish EXIT
+    note "a full and a read-only disk"
+}
+
+test_damaged_source() {
+    mkdir "$SCRATCH/source"
+    cp -r "$SOURCE/." "$SCRATCH/source"
+    truncate -s -1 "$SCRATCH/source/model-00002-of-00003.safetensors"
+    expect_line 1 'model-00002-of-00003.safetensors: tensor .* truncated, fetch it again' calypte convert "$SCRATCH/source" "$SCRATCH/out"
+    rm "$SCRATCH/source/model-00002-of-00003.safetensors"
+    expect_line 1 'model-00002-of-00003.safetensors: No such file' calypte convert "$SCRATCH/source" "$SCRATCH/out"
+    expect_line 1 'config.json: No such file' calypte convert "$SCRATCH" "$SCRATCH/out"
+    [ ! -e "$SCRATCH/out" ] || fail "something was written for a checkpoint that cannot be read"
+    note "damaged sources"
+}
+
+test_usage() {
+    expect_line 2 'unknown flag --expert, did you mean --experts' calypte convert --expert int4 "$SOURCE" "$SCRATCH/out"
+    expect_line 2 '--experts int5' calypte convert --experts int5 "$SOURCE" "$SCRATCH/out"
+    expect_line 2 '--jobs' calypte convert --jobs 0 "$SOURCE" "$SCRATCH/out"
+    expect_line 2 '--qk-norm-eps' calypte convert --qk-norm-eps=-1 "$SOURCE" "$SCRATCH/out"
+    expect_line 2 'DST' calypte convert "$SOURCE"
+    calypte convert --plan --json "$SOURCE" "$SCRATCH/out" >"$SCRATCH/plan.json" 2>/dev/null
+    [ ! -e "$SCRATCH/out" ] || fail "--plan wrote something"
+    for file in "$SCRATCH"/reference/*.safetensors; do
+        planned=$(json "$SCRATCH/plan.json" ".files[\"${file##*/}\"]")
+        [ "$planned" -eq "$(stat -c %s "$file")" ] || fail "--plan says $planned bytes for $file"
+    done
+    calypte info --json "$SCRATCH/reference" >"$SCRATCH/info.json"
+    [ "$(json "$SCRATCH/info.json" .expert_bytes)" = 65536 ] || fail "an expert of the bundled model has 65536 bytes"
+    calypte info --json "$SOURCE" >"$SCRATCH/would.json"
+    [ "$(json "$SCRATCH/would.json" .kind)" = checkpoint ] || fail "info does not know a checkpoint"
+    [ "$(json "$SCRATCH/would.json" .total_bytes)" = "$(json "$SCRATCH/info.json" .total_bytes)" ] || fail "plan and container differ"
+    expect_line 1 'nowhere' calypte info "$SCRATCH/nowhere"
+    note "usage, plan, info"
+}
+
+test_killed
+test_interrupted
+test_twice
+test_full_disk
+test_damaged_source
+test_usage
+sums "$SOURCE" >"$SCRATCH/source-after"
+cmp "$SCRATCH/source-before" "$SCRATCH/source-after" || fail "the source was written to"

@@ -1,0 +1,130 @@
+#include "tests/unit/faulty_method.h"
+
+#include "proto/weights.h"
+#include "shm/control.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+struct fault_plan fault_plan;
+
+void plan_faults(const struct io_method *inner, uint32_t faults)
+{
+    fault_plan.inner = inner;
+    fault_plan.faults = faults;
+    fault_plan.broken_offset = 0;
+    atomic_store(&fault_plan.hold_all, 0);
+    atomic_store(&fault_plan.submitted, 0);
+    atomic_store(&fault_plan.spoiled, 0);
+}
+
+#define HELD_MAX 256u
+
+struct faulty {
+    const struct io_method *inner;
+    void *state;
+    uint64_t random;
+    struct io_read *held[HELD_MAX];
+    uint32_t held_count;
+    bool refused;
+};
+
+static uint32_t dice(struct faulty *faulty, uint32_t sides)
+{
+    faulty->random = faulty->random * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    return (uint32_t)(faulty->random >> 33) % sides;
+}
+
+static int faulty_open(const struct io_setup *setup, void **ret_state, struct error *ret_error)
+{
+    struct faulty *faulty = calloc(1, sizeof(*faulty));
+    struct io_setup inner = *setup;
+    faulty->inner = fault_plan.inner;
+    faulty->random = 42;
+    if (fault_plan.faults & FAULT_SMALL_RING)
+        inner.depth = 1;
+    *ret_state = faulty;
+    return faulty->inner->open(&inner, &faulty->state, ret_error);
+}
+
+static int faulty_submit(void *state, struct io_read *read)
+{
+    struct faulty *faulty = state;
+    if ((fault_plan.faults & FAULT_REFUSE) && dice(faulty, 4) == 0) {
+        faulty->refused = true;
+        return -EAGAIN;
+    }
+    int status = faulty->inner->submit(faulty->state, read);
+    if (status == 0)
+        atomic_fetch_add(&fault_plan.submitted, 1);
+    return status;
+}
+
+static void hurt(struct faulty *faulty, struct io_read *read)
+{
+    if (fault_plan.broken_offset && read->offset <= fault_plan.broken_offset &&
+        fault_plan.broken_offset < read->offset + read->bytes && lseek(read->fd, 0, SEEK_END) > 8 << 20) {
+        read->result = -EIO;
+    } else if ((fault_plan.faults & FAULT_SHORT) && dice(faulty, 2)) {
+        read->result = 1 + dice(faulty, (uint32_t)read->bytes);
+    } else if ((fault_plan.faults & FAULT_EIO) && (read->offset / DISK_ALIGN) % 3 == 0 && dice(faulty, 8) == 0) {
+        read->result = -EIO;
+    } else if ((fault_plan.faults & FAULT_AGAIN) && dice(faulty, 3) == 0) {
+        read->result = dice(faulty, 2) ? -EINTR : -EAGAIN;
+    }
+    size_t good = read->result > 0 ? (size_t)read->result : 0;
+    if (good < read->bytes) {
+        atomic_fetch_add(&fault_plan.spoiled, 1);
+        memset((char *)read->buffer + good, 0xEE, read->bytes - good);
+    }
+}
+
+static int faulty_wait(void *state, int timeout_ms, struct io_read **ret_finished, uint32_t *ret_events,
+                       struct error *ret_error)
+{
+    struct faulty *faulty = state;
+    struct io_read *list = NULL, *read = NULL;
+    int short_wait = faulty->held_count || faulty->refused ? 1 : timeout_ms;
+    if (fault_plan.faults & FAULT_SMALL_RING)
+        usleep(2000);
+    faulty->refused = false;
+    int status = faulty->inner->wait(faulty->state, short_wait, &read, ret_events, ret_error);
+    while (read) {
+        struct io_read *next = read->next;
+        hurt(faulty, read);
+        assert_true(faulty->held_count < HELD_MAX);
+        faulty->held[faulty->held_count++] = read;
+        read = next;
+    }
+    for (uint32_t i = faulty->held_count; i-- > 0 && !atomic_load(&fault_plan.hold_all);) {
+        uint32_t pick = (fault_plan.faults & FAULT_HOLD) ? dice(faulty, faulty->held_count) : faulty->held_count - 1;
+        if ((fault_plan.faults & FAULT_HOLD) && dice(faulty, 2))
+            continue;
+        faulty->held[pick]->next = list;
+        list = faulty->held[pick];
+        faulty->held[pick] = faulty->held[--faulty->held_count];
+    }
+    *ret_finished = list;
+    return status;
+}
+
+static void faulty_close(void *state)
+{
+    struct faulty *faulty = state;
+    assert_int_equal(faulty->held_count, 0);
+    faulty->inner->close(faulty->state);
+    free(faulty);
+}
+
+const struct io_method faulty_method = {.name = "faulty",
+                                        .choice = IO_AUTO,
+                                        .open = faulty_open,
+                                        .submit = faulty_submit,
+                                        .wait = faulty_wait,
+                                        .close = faulty_close};

@@ -1,0 +1,237 @@
+/* The exchange between real processes: nobody reads before all have written, a raised epoch frees every waiter, and a
+ * late arrival of an old epoch does not count. */
+#include "shm/exchange.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#define ROUNDS 3000u
+#define VALUES 100u /* a worker writes in a round */
+
+struct world {
+    char instance[INSTANCE_NAME_MAX];
+    struct facts facts;
+    struct control *control;
+};
+
+static void open_world(struct world *world, uint32_t workers, uint32_t spin)
+{
+    static int number;
+    *world = (struct world){
+        .facts = {.workers = workers, .spin = spin, .max_rows = 2, .logit_rows = 1, .context = 64, .index_topk = 64}};
+    snprintf(world->instance, sizeof world->instance, "test-exchange-%d-%d", (int)getpid(), number++);
+    struct model_config *c = &world->facts.config;
+    c->hidden = 512;
+    c->vocab = 64;
+    struct exchange_layout layout;
+    exchange_layout(&world->facts, &layout);
+    struct segment segment;
+    struct error error;
+    struct segment_options options = {.kind = SEGMENT_EXCHANGE, .node = -1, .populate_threads = 1};
+    if (segment_create(world->instance, "exchange", layout.segment_bytes, &options, &segment, &error) < 0)
+        fail_msg("%s", error.text);
+    segment_detach(&segment);
+    options.kind = SEGMENT_CONTROL;
+    if (segment_create(world->instance, "control", sizeof(struct control), &options, &segment, &error) < 0)
+        fail_msg("%s", error.text);
+    world->control = segment.base;
+    atomic_store(&world->control->epoch, 1);
+}
+
+static void close_world(struct world *world)
+{
+    control_detach(world->control);
+    assert_int_equal(segment_unlink_all(world->instance), 2);
+}
+
+static void attach(struct world *world, uint32_t self, struct exchange *ret_exchange)
+{
+    struct error error;
+    if (exchange_attach(world->instance, &world->facts, world->control, self, ret_exchange, &error) < 0)
+        fail_msg("%s", error.text);
+    exchange_reset(ret_exchange, atomic_load(&world->control->epoch));
+}
+
+static uint32_t value_of(uint32_t worker, uint32_t round, uint32_t i)
+{
+    return (worker * 1000003u + round) * 2654435761u + i;
+}
+
+/* One worker: writes its part, meets, reads all parts. Returns the number of wrong values. */
+static uint32_t run_rounds(struct world *world, uint32_t self, uint32_t rounds)
+{
+    struct exchange exchange;
+    uint32_t wrong = 0;
+    attach(world, self, &exchange);
+    for (uint32_t round = 0; round < rounds; round++) {
+        uint32_t *buffer = exchange_buffer(&exchange);
+        for (uint32_t i = 0; i < VALUES; i++)
+            buffer[self * VALUES + i] = value_of(self, round, i);
+        if (exchange.method->barrier(&exchange) != 0)
+            return UINT32_MAX;
+        for (uint32_t w = 0; w < world->facts.workers; w++)
+            for (uint32_t i = 0; i < VALUES; i++)
+                wrong += buffer[w * VALUES + i] != value_of(w, round, i);
+    }
+    exchange_detach(&exchange);
+    return wrong;
+}
+
+static pid_t start(struct world *world, uint32_t self, uint32_t rounds)
+{
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0)
+        _exit(run_rounds(world, self, rounds) == 0 ? 0 : 1);
+    return pid;
+}
+
+static void test_rounds(void **state)
+{
+    (void)state;
+    for (uint32_t workers = 1; workers <= 8; workers = workers * 2 + 1)
+        for (uint32_t spin = 0; spin < 2; spin++) {
+            if (spin && workers > 2)
+                continue; /* spinning is for teams that fit the cores */
+            struct world world;
+            pid_t pids[MAX_WORKERS];
+            open_world(&world, workers, spin);
+            for (uint32_t w = 1; w < workers; w++)
+                pids[w] = start(&world, w, ROUNDS);
+            assert_int_equal(run_rounds(&world, 0, ROUNDS), 0);
+            for (uint32_t w = 1; w < workers; w++) {
+                int status;
+                assert_int_equal(waitpid(pids[w], &status, 0), pids[w]);
+                assert_int_equal(status, 0);
+            }
+            close_world(&world);
+        }
+}
+
+static void sleep_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
+}
+
+/* A worker that waits for one that never comes, then, in the new epoch, meets it. Exits 0 when both ended as they
+ * should. */
+static void wait_in_vain(struct world *world, uint32_t self)
+{
+    struct exchange exchange;
+    attach(world, self, &exchange);
+    exchange_reset(&exchange, 1); /* the epoch may have been raised before this process came so far */
+    if (exchange.method->barrier(&exchange) != -ESTALE)
+        _exit(1);
+    exchange_reset(&exchange, atomic_load(&world->control->epoch));
+    _exit(exchange.method->barrier(&exchange) == 0 ? 0 : 2);
+}
+
+static void test_epoch(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 20; round++) {
+        struct world world;
+        open_world(&world, 3, 0);
+        pid_t pids[2];
+        for (uint32_t w = 0; w < 2; w++)
+            if ((pids[w] = fork()) == 0)
+                wait_in_vain(&world, w + 1);
+        sleep_ms(round % 4 * 3); /* asleep or not yet */
+        struct exchange exchange;
+        attach(&world, 0, &exchange); /* in the old epoch, and does not come */
+        assert_int_equal(control_raise_epoch(world.control), 2);
+        exchange_reset(&exchange, 2);
+        assert_int_equal(exchange.method->barrier(&exchange), 0);
+        for (int i = 0; i < 2; i++) {
+            int status;
+            waitpid(pids[i], &status, 0);
+            assert_int_equal(status, 0);
+        }
+        exchange_detach(&exchange);
+        close_world(&world);
+    }
+}
+
+/* A killed waiter leaves nothing that would hold the others up. */
+static void test_killed_waiter(void **state)
+{
+    (void)state;
+    struct world world;
+    open_world(&world, 2, 0);
+    pid_t pid = start(&world, 1, 1);
+    sleep_ms(20);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    control_raise_epoch(world.control);
+    pid = start(&world, 1, 50);
+    assert_int_equal(run_rounds(&world, 0, 50), 0);
+    int status;
+    waitpid(pid, &status, 0);
+    assert_int_equal(status, 0);
+    close_world(&world);
+}
+
+/* What a stalled worker writes late carries its old epoch. */
+static void test_late_arrival(void **state)
+{
+    (void)state;
+    struct world world;
+    open_world(&world, 2, 0);
+    struct exchange mine, late;
+    attach(&world, 0, &mine);
+    attach(&world, 1, &late);
+    control_raise_epoch(world.control);
+    exchange_reset(&mine, 2);
+    late.sequence = 7; /* far ahead, in epoch 1 */
+    assert_int_equal(late.method->barrier(&late), -ESTALE);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(mine.method->barrier(&mine) == 0 ? 0 : 1);
+    sleep_ms(30);
+    int status;
+    assert_int_equal(waitpid(pid, &status, WNOHANG), 0); /* still waiting */
+    exchange_reset(&late, 2);
+    assert_int_equal(late.method->barrier(&late), 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    exchange_detach(&mine);
+    exchange_detach(&late);
+    close_world(&world);
+}
+
+static void test_layout(void **state)
+{
+    (void)state;
+    struct facts facts = {.workers = 2, .max_rows = 8, .logit_rows = 4, .context = 4096, .index_topk = 2048};
+    struct model_config *c = &facts.config;
+    c->hidden = 6144, c->q_lora = 2048, c->kv_lora = 512, c->qk_rope = 64, c->index_dim = 128, c->index_heads = 32,
+    c->heads = 64;
+    c->v_head = 256, c->dense_width = 12288, c->shared_experts = 1, c->expert_width = 2048, c->top_k = 8,
+    c->vocab = 154880, c->mtp_layers = 1;
+    struct exchange_layout layout;
+    exchange_layout(&facts, &layout);
+    assert_true(layout.buffer_bytes >= EXCHANGE_WAVE_BYTES + 8u * 64 * 256 * 4); /* attention output */
+    assert_true(layout.buffer_bytes >= 8u * 2 * (2048 * 8 + 4));                 /* index candidates */
+    assert_true(layout.logits >= layout.buffers + 2 * layout.buffer_bytes);
+    assert_true(layout.draft_logits >= layout.logits + (size_t)4 * 154880 * 4);
+    assert_true(layout.segment_bytes >= layout.draft_logits + (size_t)4 * 154880 * 4);
+    facts.index_topk = 4096; /* every key is kept: no candidates travel */
+    assert_int_equal(exchange_candidates(&facts), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rounds),       cmocka_unit_test(test_epoch),  cmocka_unit_test(test_killed_waiter),
+        cmocka_unit_test(test_late_arrival), cmocka_unit_test(test_layout),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
