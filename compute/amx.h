@@ -20,26 +20,26 @@ struct tile_config {
 _Static_assert(sizeof(struct tile_config) == 64, "LDTILECFG reads 64 bytes");
 
 #if defined(__AMX_TILE__) && defined(__AMX_INT8__)
-#include <immintrin.h>
+    #include <immintrin.h>
 
 struct tiles { /* the registers are the thread's: nothing to hold */
     char unused;
 };
 
-/* The barrier: to gcc 12, a tile load reads no memory, and stores before it could be moved behind it. */
-#define TILES_DO(tiles, instruction)             \
-    do {                                         \
-        (void)(tiles);                           \
-        __asm__ volatile("" ::: "memory");       \
-        instruction;                             \
-    } while (0)
+    /* The barrier: to gcc 12, a tile load reads no memory, and stores before it could be moved behind it. */
+    #define TILES_DO(tiles, instruction)                                                                               \
+        do {                                                                                                           \
+            (void)(tiles);                                                                                             \
+            __asm__ volatile("" ::: "memory");                                                                         \
+            instruction;                                                                                               \
+        } while (0)
 
-#define tiles_configure(tiles, config) TILES_DO(tiles, _tile_loadconfig(config))
-#define tiles_release(tiles) TILES_DO(tiles, _tile_release())
-#define tile_zero(tiles, tile) TILES_DO(tiles, _tile_zero(tile))
-#define tile_load(tiles, tile, from, stride) TILES_DO(tiles, _tile_loadd(tile, from, stride))
-#define tile_store(tiles, tile, to, stride) TILES_DO(tiles, _tile_stored(tile, to, stride))
-#define tile_dot_int8(tiles, sum, a, b) TILES_DO(tiles, _tile_dpbssd(sum, a, b))
+    #define tiles_configure(tiles, config) TILES_DO(tiles, _tile_loadconfig(config))
+    #define tiles_release(tiles) TILES_DO(tiles, _tile_release())
+    #define tile_zero(tiles, tile) TILES_DO(tiles, _tile_zero(tile))
+    #define tile_load(tiles, tile, from, stride) TILES_DO(tiles, _tile_loadd(tile, from, stride))
+    #define tile_store(tiles, tile, to, stride) TILES_DO(tiles, _tile_stored(tile, to, stride))
+    #define tile_dot_int8(tiles, sum, a, b) TILES_DO(tiles, _tile_dpbssd(sum, a, b))
 #else
-#include "compute/amx_model.h"
+    #include "compute/amx_model.h"
 #endif

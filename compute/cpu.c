@@ -4,12 +4,12 @@
 #include <stdio.h>
 
 #if defined(__x86_64__)
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+    #include <cpuid.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
 
-#define PERMISSION_REQUEST 0x1023 /* ARCH_REQ_XCOMP_PERM of arch_prctl(2), asm/prctl.h of Linux 5.16 and later */
-#define TILE_DATA 18              /* its number of the tile registers */
+    #define PERMISSION_REQUEST 0x1023 /* ARCH_REQ_XCOMP_PERM of arch_prctl(2), asm/prctl.h of Linux 5.16 and later */
+    #define TILE_DATA 18              /* its number of the tile registers */
 #endif
 
 enum cpuid_register { EAX, EBX, ECX, EDX };
@@ -48,7 +48,8 @@ static const struct feature {
 static bool cpuid_has(const struct feature *feature)
 {
     uint32_t registers[4];
-    return __get_cpuid_count(feature->leaf, feature->subleaf, &registers[EAX], &registers[EBX], &registers[ECX], &registers[EDX]) &&
+    return __get_cpuid_count(feature->leaf, feature->subleaf, &registers[EAX], &registers[EBX], &registers[ECX],
+                             &registers[EDX]) &&
            registers[feature->reg] >> feature->bit & 1;
 }
 

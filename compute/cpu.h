@@ -22,7 +22,7 @@ enum cpu_feature {
     CPU_AVX512_VNNI,
     CPU_AMX_TILE,
     CPU_AMX_INT8,
-    CPU_YMM_STATE,       /* the kernel saves these registers (XCR0) */
+    CPU_YMM_STATE, /* the kernel saves these registers (XCR0) */
     CPU_ZMM_STATE,
     CPU_TILE_STATE,
     CPU_TILE_PERMISSION, /* and lets this process use them */
@@ -30,7 +30,7 @@ enum cpu_feature {
 };
 
 /* Bits 1 << feature, from CPUID and XCR0. Where there are tiles, asks the kernel for the permission to use them, which then holds for
- * the process and the threads that it starts. 0 on other machines than x86-64. Any thread. */
+ * all threads of the process. 0 on other machines than x86-64. Any thread. */
 uint32_t cpu_features(void);
 
 /* The names of a set of features, as "AVX2, FMA"; cut where `size` ends. */

@@ -8,10 +8,11 @@
 
 #define BIT(feature) (1u << CPU_##feature)
 /* What the flags in meson.build let a compiler use. */
-#define NEEDS_V3                                                                                                                  \
+#define NEEDS_V3                                                                                                       \
     (BIT(AVX) | BIT(AVX2) | BIT(FMA) | BIT(F16C) | BIT(BMI1) | BIT(BMI2) | BIT(LZCNT) | BIT(MOVBE) | BIT(YMM_STATE))
-#define NEEDS_AVX512                                                                                                              \
-    (NEEDS_V3 | BIT(AVX512F) | BIT(AVX512CD) | BIT(AVX512BW) | BIT(AVX512DQ) | BIT(AVX512VL) | BIT(AVX512_VNNI) | BIT(ZMM_STATE))
+#define NEEDS_AVX512                                                                                                   \
+    (NEEDS_V3 | BIT(AVX512F) | BIT(AVX512CD) | BIT(AVX512BW) | BIT(AVX512DQ) | BIT(AVX512VL) | BIT(AVX512_VNNI) |      \
+     BIT(ZMM_STATE))
 #define NEEDS_AMX (NEEDS_AVX512 | BIT(AMX_TILE) | BIT(AMX_INT8) | BIT(TILE_STATE) | BIT(TILE_PERMISSION))
 
 /* In order of preference, last is best. Two builds of one source serve one setting. */
@@ -52,7 +53,8 @@ int kernel_choose_for(uint32_t isa, uint32_t features, const struct kernel_set *
     }
     char names[256];
     cpu_feature_names(missing, names, sizeof names);
-    return error_set(ret_error, ENOTSUP, "isa=%s: this machine lacks %s; use isa=auto, or isa=%s, the best that runs here", isa_names[isa],
+    return error_set(ret_error, ENOTSUP,
+                     "isa=%s: this machine lacks %s; use isa=auto, or isa=%s, the best that runs here", isa_names[isa],
                      missing ? names : "the x86-64 instructions", isa_names[best]);
 }
 

@@ -79,7 +79,7 @@ struct kernel_set {
 };
 
 /* The set for facts.isa: `auto` is the best that runs here; one that does not is refused (-ENOTSUP) with a line that says what this
- * machine lacks for it. Any thread; what the kernel permits (cpu.h) it permits to the threads started after. */
+ * machine lacks for it. Any thread. */
 int kernel_choose(uint32_t isa, const struct kernel_set **ret_set, struct error *ret_error);
 
 /* The same for a machine with these features (cpu.h). */

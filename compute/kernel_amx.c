@@ -9,10 +9,10 @@
 #include "compute/kernel_amx.h"
 #include "compute/kernel_lanes.h"
 
-#define FEW_ROWS 7u      /* at most so many are not worth a tile */
-#define PASS_TILES 8u    /* of 16 activation rows, in one pass over all block rows */
-#define PIECE_GROUPS 8u  /* weight tiles that the rows of a pass take in turn: 8 KiB, they stay in L1 */
-#define PASS_GROUPS 64u  /* groups of one pass times its tiles: 64 KiB of activations, they stay in L2 */
+#define FEW_ROWS 7u     /* at most so many are not worth a tile */
+#define PASS_TILES 8u   /* of 16 activation rows, in one pass over all block rows */
+#define PIECE_GROUPS 8u /* weight tiles that the rows of a pass take in turn: 8 KiB, they stay in L1 */
+#define PASS_GROUPS 64u /* groups of one pass times its tiles: 64 KiB of activations, they stay in L2 */
 #define TILE_BYTES (TILE_ROWS * TILE_ROW_BYTES)
 
 extern const struct kernel_set FEW_ROWS_SET;
@@ -23,8 +23,8 @@ extern const struct kernel_set FEW_ROWS_SET;
 
 /* Activations of one pass, put together in tiles. Rows that are missing in the last tile are zeros, and their results are dropped. */
 struct pass {
-    int8_t q[PASS_GROUPS][TILE_BYTES] __attribute__((aligned(64)));  /* [tile][group] */
-    float scales[PASS_GROUPS][TILE_ROWS];                            /* [tile][group][row] */
+    int8_t q[PASS_GROUPS][TILE_BYTES] __attribute__((aligned(64))); /* [tile][group] */
+    float scales[PASS_GROUPS][TILE_ROWS];                           /* [tile][group][row] */
     const struct matmul_row *rows;
     uint32_t row_count;
     size_t first, groups; /* of the k / 64 */
@@ -124,8 +124,8 @@ static void multiply_pass(struct tiles *tiles, const struct pass *pass, const ui
         }
 }
 
-static void matmul(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks, uint32_t k, float factor,
-                   const struct matmul_row *rows, uint32_t row_count)
+static void matmul(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks, uint32_t k,
+                   float factor, const struct matmul_row *rows, uint32_t row_count)
 {
     struct pass pass;
     struct tiles tiles;
@@ -146,8 +146,8 @@ static void matmul(const void *quanta, const uint16_t *scales, enum weight_forma
     tiles_release(&tiles);
 }
 
-static void matmul_int8(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor, const struct matmul_row *rows,
-                        uint32_t row_count)
+static void matmul_int8(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor,
+                        const struct matmul_row *rows, uint32_t row_count)
 {
     if (row_count <= FEW_ROWS)
         FEW_ROWS_SET.matmul_int8(quanta, scales, blocks, k, factor, rows, row_count);
@@ -155,8 +155,8 @@ static void matmul_int8(const void *quanta, const uint16_t *scales, uint32_t blo
         matmul(quanta, scales, WEIGHT_INT8, blocks, k, factor, rows, row_count);
 }
 
-static void matmul_int4(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor, const struct matmul_row *rows,
-                        uint32_t row_count)
+static void matmul_int4(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor,
+                        const struct matmul_row *rows, uint32_t row_count)
 {
     if (row_count <= FEW_ROWS)
         FEW_ROWS_SET.matmul_int4(quanta, scales, blocks, k, factor, rows, row_count);

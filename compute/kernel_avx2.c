@@ -8,18 +8,18 @@
 #include "compute/kernel_avx2.h"
 #include "compute/kernel_lanes.h"
 
-#define TILE_ROWS 4u          /* activation rows that share the weights in registers: 8 sums of 16 registers */
-#define PARTS 2u              /* registers for 16 rows of weights */
-#define HALF_LINES 8u         /* lines of 64 bytes (4 columns of 16 rows) in half a group */
-#define PIECE_GROUPS 8u       /* blocks that several tiles of rows read in turn: 4 or 8 KiB, they stay in L1 */
-#define PASS_ROWS 128u        /* rows and bytes of activations of one pass over all block rows: they stay in L2 */
+#define TILE_ROWS 4u    /* activation rows that share the weights in registers: 8 sums of 16 registers */
+#define PARTS 2u        /* registers for 16 rows of weights */
+#define HALF_LINES 8u   /* lines of 64 bytes (4 columns of 16 rows) in half a group */
+#define PIECE_GROUPS 8u /* blocks that several tiles of rows read in turn: 4 or 8 KiB, they stay in L1 */
+#define PASS_ROWS 128u  /* rows and bytes of activations of one pass over all block rows: they stay in L2 */
 #define PASS_BYTES (1u << 18)
-#define AHEAD 4096u           /* bytes: prefetching stops at a page in hardware */
+#define AHEAD 4096u /* bytes: prefetching stops at a page in hardware */
 
 #ifdef __AVXVNNI__
-#define VNNI true
+    #define VNNI true
 #else
-#define VNNI false
+    #define VNNI false
 #endif
 
 /* A run of groups of one block row. */
@@ -33,18 +33,21 @@ struct piece {
 };
 
 /* Weights of 4 columns of 8 rows as the dot product takes them. */
-ALWAYS_INLINE __m256i load_weights(const uint8_t *block, enum weight_format format, unsigned half, unsigned line, unsigned part)
+ALWAYS_INLINE __m256i load_weights(const uint8_t *block, enum weight_format format, unsigned half, unsigned line,
+                                   unsigned part)
 {
     if (format == WEIGHT_INT4) {
         __m256i both = _mm256_loadu_si256((const __m256i *)(const void *)(block + line * 64 + part * 32));
         return _mm256_and_si256(half ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
     }
-    __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)(block + (half * HALF_LINES + line) * 64 + part * 32));
+    __m256i w =
+        _mm256_loadu_si256((const __m256i *)(const void *)(block + (half * HALF_LINES + line) * 64 + part * 32));
     return VNNI ? _mm256_xor_si256(w, _mm256_set1_epi8(-128)) : w;
 }
 
 /* dot[r][p] += 32 columns of weights times activations. narrow: the int16 sums of plain int4. */
-ALWAYS_INLINE void dot_line(const __m256i w[PARTS], __m256i x, enum weight_format format, __m256i narrow[PARTS], __m256i dot[PARTS])
+ALWAYS_INLINE void dot_line(const __m256i w[PARTS], __m256i x, enum weight_format format, __m256i narrow[PARTS],
+                            __m256i dot[PARTS])
 {
     for (unsigned p = 0; p < PARTS; p++) {
 #ifdef __AVXVNNI__
@@ -65,8 +68,8 @@ ALWAYS_INLINE void dot_line(const __m256i w[PARTS], __m256i x, enum weight_forma
 }
 
 /* One half of a group, 32 columns, of `rows` activation rows. */
-ALWAYS_INLINE void dot_half(const uint8_t *block, enum weight_format format, unsigned half, const int8_t *const q[TILE_ROWS], unsigned rows,
-                            __m256i dot[TILE_ROWS][PARTS])
+ALWAYS_INLINE void dot_half(const uint8_t *block, enum weight_format format, unsigned half,
+                            const int8_t *const q[TILE_ROWS], unsigned rows, __m256i dot[TILE_ROWS][PARTS])
 {
     __m256i narrow[TILE_ROWS][PARTS];
     for (unsigned r = 0; r < rows; r++)
@@ -92,11 +95,13 @@ ALWAYS_INLINE __m256i start_of_dot(int32_t sum, enum weight_format format)
 {
     if (!VNNI && format == WEIGHT_INT8)
         return _mm256_setzero_si256();
-    return _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_set1_epi32(sum), format == WEIGHT_INT4 ? 3 : 7));
+    return _mm256_sub_epi32(_mm256_setzero_si256(),
+                            _mm256_slli_epi32(_mm256_set1_epi32(sum), format == WEIGHT_INT4 ? 3 : 7));
 }
 
 /* A piece times `rows` activation rows, a constant, so that sums stay in registers. */
-ALWAYS_INLINE void matmul_tile(const struct piece *piece, enum weight_format format, const struct matmul_row *row, unsigned rows)
+ALWAYS_INLINE void matmul_tile(const struct piece *piece, enum weight_format format, const struct matmul_row *row,
+                               unsigned rows)
 {
     __m256 sum[TILE_ROWS][PARTS];
     const int8_t *q[TILE_ROWS];
@@ -122,7 +127,8 @@ ALWAYS_INLINE void matmul_tile(const struct piece *piece, enum weight_format for
         for (unsigned r = 0; r < rows; r++) {
             __m256 x_scale = _mm256_set1_ps(x_scales[r][g]);
             for (unsigned p = 0; p < PARTS; p++)
-                sum[r][p] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dot[r][p]), scale.part[p]), x_scale, sum[r][p]);
+                sum[r][p] =
+                    _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dot[r][p]), scale.part[p]), x_scale, sum[r][p]);
             q[r] += GROUP;
         }
     }
@@ -132,7 +138,8 @@ ALWAYS_INLINE void matmul_tile(const struct piece *piece, enum weight_format for
                              piece->last ? _mm256_mul_ps(sum[r][p], _mm256_set1_ps(piece->factor)) : sum[r][p]);
 }
 
-ALWAYS_INLINE void matmul_piece(const struct piece *piece, enum weight_format format, const struct matmul_row *rows, uint32_t row_count)
+ALWAYS_INLINE void matmul_piece(const struct piece *piece, enum weight_format format, const struct matmul_row *rows,
+                                uint32_t row_count)
 {
     for (; row_count >= TILE_ROWS; rows += TILE_ROWS, row_count -= TILE_ROWS)
         matmul_tile(piece, format, rows, TILE_ROWS);
@@ -145,8 +152,9 @@ ALWAYS_INLINE void matmul_piece(const struct piece *piece, enum weight_format fo
 }
 
 /* Groups [first, end) of all block rows times rows that fill at most PASS_ROWS. */
-ALWAYS_INLINE void matmul_pass(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks, uint32_t k,
-                               float factor, const struct matmul_row *rows, uint32_t row_count, size_t first, size_t end)
+ALWAYS_INLINE void matmul_pass(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks,
+                               uint32_t k, float factor, const struct matmul_row *rows, uint32_t row_count,
+                               size_t first, size_t end)
 {
     size_t groups = k / GROUP, step = row_count > TILE_ROWS ? PIECE_GROUPS : end - first;
     for (size_t b = 0; b < blocks; b++)
@@ -163,25 +171,27 @@ ALWAYS_INLINE void matmul_pass(const void *quanta, const uint16_t *scales, enum 
         }
 }
 
-ALWAYS_INLINE void matmul(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks, uint32_t k, float factor,
-                          const struct matmul_row *rows, uint32_t row_count)
+ALWAYS_INLINE void matmul(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks,
+                          uint32_t k, float factor, const struct matmul_row *rows, uint32_t row_count)
 {
     for (uint32_t r = 0; r < row_count; r += PASS_ROWS) {
         uint32_t in_pass = row_count - r < PASS_ROWS ? row_count - r : PASS_ROWS;
-        size_t groups = k / GROUP, step = in_pass > TILE_ROWS ? PASS_BYTES / GROUP / in_pass / PIECE_GROUPS * PIECE_GROUPS : groups;
+        size_t groups = k / GROUP,
+               step = in_pass > TILE_ROWS ? PASS_BYTES / GROUP / in_pass / PIECE_GROUPS * PIECE_GROUPS : groups;
         for (size_t g = 0; g < groups; g += step)
-            matmul_pass(quanta, scales, format, blocks, k, factor, rows + r, in_pass, g, groups - g < step ? groups : g + step);
+            matmul_pass(quanta, scales, format, blocks, k, factor, rows + r, in_pass, g,
+                        groups - g < step ? groups : g + step);
     }
 }
 
-static void matmul_int8(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor, const struct matmul_row *rows,
-                        uint32_t row_count)
+static void matmul_int8(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor,
+                        const struct matmul_row *rows, uint32_t row_count)
 {
     matmul(quanta, scales, WEIGHT_INT8, blocks, k, factor, rows, row_count);
 }
 
-static void matmul_int4(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor, const struct matmul_row *rows,
-                        uint32_t row_count)
+static void matmul_int4(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor,
+                        const struct matmul_row *rows, uint32_t row_count)
 {
     matmul(quanta, scales, WEIGHT_INT4, blocks, k, factor, rows, row_count);
 }

@@ -1,21 +1,27 @@
 /* The set for AVX-512 (F, BW, DQ, VL, VNNI). 16 rows of weights are the 16 lanes of a register.
  *
- * vpdpbusd multiplies four unsigned by four signed bytes of a lane and adds them to its int32: nothing narrower, so nothing saturates.
- * Weights are the unsigned operand: nibbles as they lie (8 too much), int8 with the sign bit flipped (128 too much); so a group's sum
- * starts at -8 or -128 times the sum of its activations. |sum| <= 64 * 255 * 127 stays far inside int32. */
+ * vpdpbusd multiplies four unsigned by four signed bytes of a lane and adds them to its int32: nothing narrower, so
+ * nothing saturates. Weights are the unsigned operand: nibbles as they lie (8 too much), int8 with the sign bit
+ * flipped (128 too much); so a group's sum starts at -8 or -128 times the sum of its activations. It stays under
+ * 64 * 255 * 127, far inside int32. */
 #include "compute/kernel_avx512.h"
 #include "compute/kernel_lanes.h"
 
-#define TILE_ROWS 6u   /* activation rows times two block rows: 12 integer and 12 f32 sums, and what feeds them, fill 32 registers */
-#define GEMV_ROWS 4u   /* up to so many rows memory is the limit: one block row at a time, so that weights are one stream */
-#define AHEAD 12u      /* groups between a prefetch and its use; 8 to 16 do */
+/* Activation rows times two block rows: 12 integer and 12 f32 sums, and what feeds them, fill 32 registers. */
+#define TILE_ROWS 6u
+/* Up to so many rows memory is the limit: one block row at a time, so that weights are one stream. */
+#define GEMV_ROWS 4u
+/* Groups between a prefetch and its use. */
+#define AHEAD 12u
 #define LOW_NIBBLES 0x0f0f0f0f
 #define SIGN_BITS ((int32_t)0x80808080)
 
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
+#if defined(__SANITIZE_ADDRESS__)
+    #define UNROLL /* with its checks in every line it would take a minute to compile */
+#elif defined(__clang__)
+    #define UNROLL _Pragma("clang loop unroll(full)")
 #else
-#define UNROLL _Pragma("GCC unroll 16")
+    #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
 ALWAYS_INLINE __mmask16 first_lanes(uint32_t count)
@@ -37,6 +43,12 @@ ALWAYS_INLINE void prefetch_block(const uint8_t *quanta, const uint16_t *scales,
         _mm_prefetch((const char *)quanta + i, _MM_HINT_T0);
     _mm_prefetch((const char *)scales, _MM_HINT_T0);
 }
+
+/* What a tile asks for while it works: blocks number `next` on of its block rows, group by group, then (from all of
+ * them on) of those after them; one for every `tiles` blocks that it multiplies. */
+struct prefetch {
+    size_t next, tiles;
+};
 
 /* dot[b][r] += the products of one group: int4, two lines of the int8 order from one of nibbles; int8, line by line. */
 ALWAYS_INLINE void dot_group(const uint8_t *quanta, size_t next_block, enum weight_format format, unsigned blocks,
@@ -63,10 +75,12 @@ ALWAYS_INLINE void dot_group(const uint8_t *quanta, size_t next_block, enum weig
 }
 
 /* `blocks` (1 or 2) block rows times `rows` activation rows; both are constants, so that sums stay in registers. */
-ALWAYS_INLINE void matmul_tile(const uint8_t *quanta, const uint16_t *scales, enum weight_format format, unsigned blocks, uint32_t k,
-                               float factor, const struct matmul_row *row, unsigned rows, size_t y_offset)
+ALWAYS_INLINE void matmul_tile(const uint8_t *quanta, const uint16_t *scales, enum weight_format format,
+                               unsigned blocks, uint32_t k, float factor, const struct matmul_row *row, unsigned rows,
+                               size_t y_offset, struct prefetch prefetch)
 {
     const size_t next_quanta = quanta_bytes(format, 1, k), next_scales = scales_bytes(1, k) / 2, groups = k / GROUP;
+    size_t credit = 0;
     __m512 sum[2][TILE_ROWS];
     for (unsigned b = 0; b < blocks; b++)
         for (unsigned r = 0; r < rows; r++)
@@ -80,15 +94,17 @@ ALWAYS_INLINE void matmul_tile(const uint8_t *quanta, const uint16_t *scales, en
             for (unsigned b = 0; b < blocks; b++)
                 dot[b][r] = _mm512_sub_epi32(_mm512_setzero_si512(), start);
         }
-        /* Past the end of these block rows the next ones begin: with two of them, one block row further on. */
-        size_t ahead = AHEAD + (g + AHEAD >= groups ? (blocks - 1) * groups : 0);
-        for (unsigned b = 0; b < blocks; b++)
-            prefetch_block(quanta + b * next_quanta + ahead * block_bytes(format), scales + b * next_scales + ahead * BLOCK_ROWS, format);
+        for (credit += blocks; credit >= prefetch.tiles; credit -= prefetch.tiles, prefetch.next++) {
+            size_t b = prefetch.next % blocks, group = prefetch.next / blocks;
+            size_t at = group - g + (group >= groups ? (blocks - 1) * groups : 0);
+            prefetch_block(quanta + b * next_quanta + at * block_bytes(format), scales + b * next_scales + at * BLOCK_ROWS, format);
+        }
         dot_group(quanta, next_quanta, format, blocks, q, rows, dot);
         for (unsigned b = 0; b < blocks; b++) {
             __m512 scale = lanes_load_f16(scales + b * next_scales).all;
             for (unsigned r = 0; r < rows; r++)
-                sum[b][r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[b][r]), scale), _mm512_set1_ps(row[r].scales[g]), sum[b][r]);
+                sum[b][r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[b][r]), scale),
+                                            _mm512_set1_ps(row[r].scales[g]), sum[b][r]);
         }
     }
     for (unsigned b = 0; b < blocks; b++)
@@ -96,68 +112,78 @@ ALWAYS_INLINE void matmul_tile(const uint8_t *quanta, const uint16_t *scales, en
             _mm512_storeu_ps(row[r].y + y_offset + b * BLOCK_ROWS, _mm512_mul_ps(sum[b][r], _mm512_set1_ps(factor)));
 }
 
-/* All rows times one or two block rows, in tiles of about the same height. */
-ALWAYS_INLINE void matmul_blocks(const uint8_t *quanta, const uint16_t *scales, enum weight_format format, unsigned blocks, uint32_t k,
-                                 float factor, const struct matmul_row *rows, uint32_t row_count, size_t y_offset)
+/* All rows times two block rows, in tiles of about the same height: with more than GEMV_ROWS rows 3 to 6. The first
+ * tile of all asks for what it needs next; the others have time, and ask for the next block rows, each for its part. */
+ALWAYS_INLINE void matmul_two(const uint8_t *quanta, const uint16_t *scales, enum weight_format format, uint32_t k,
+                              float factor, const struct matmul_row *rows, uint32_t row_count, size_t y_offset)
 {
     uint32_t tiles = (row_count + TILE_ROWS - 1) / TILE_ROWS;
     for (uint32_t t = 0; t < tiles; t++) {
         struct range tile = split(row_count, t, tiles);
         const struct matmul_row *row = rows + tile.first;
-        switch (tile.count) {
-        case 1:
-            matmul_tile(quanta, scales, format, blocks, k, factor, row, 1, y_offset);
-            break;
-        case 2:
-            matmul_tile(quanta, scales, format, blocks, k, factor, row, 2, y_offset);
-            break;
-        case 3:
-            matmul_tile(quanta, scales, format, blocks, k, factor, row, 3, y_offset);
-            break;
-        case 4:
-            matmul_tile(quanta, scales, format, blocks, k, factor, row, 4, y_offset);
-            break;
-        case 5:
-            matmul_tile(quanta, scales, format, blocks, k, factor, row, 5, y_offset);
-            break;
-        default:
-            matmul_tile(quanta, scales, format, blocks, k, factor, row, TILE_ROWS, y_offset);
-            break;
-        }
+        struct prefetch prefetch = {2 * AHEAD, 1};
+        if (tiles > 1 && (t > 0 || y_offset > 0))
+            prefetch = (struct prefetch){2 * (k / GROUP) + t * 2 * (k / GROUP) / tiles, tiles};
+        if (tile.count == 3)
+            matmul_tile(quanta, scales, format, 2, k, factor, row, 3, y_offset, prefetch);
+        else if (tile.count == 4)
+            matmul_tile(quanta, scales, format, 2, k, factor, row, 4, y_offset, prefetch);
+        else if (tile.count == 5)
+            matmul_tile(quanta, scales, format, 2, k, factor, row, 5, y_offset, prefetch);
+        else
+            matmul_tile(quanta, scales, format, 2, k, factor, row, TILE_ROWS, y_offset, prefetch);
     }
 }
 
-ALWAYS_INLINE void matmul(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks, uint32_t k, float factor,
-                          const struct matmul_row *rows, uint32_t row_count)
+/* All rows times one block row, GEMV_ROWS at a time. */
+ALWAYS_INLINE void matmul_one(const uint8_t *quanta, const uint16_t *scales, enum weight_format format, uint32_t k,
+                              float factor, const struct matmul_row *rows, uint32_t row_count, size_t y_offset)
+{
+    const struct prefetch prefetch = {AHEAD, 1};
+    for (uint32_t r = 0; r < row_count; r += GEMV_ROWS) {
+        uint32_t left = row_count - r;
+        if (left == 1)
+            matmul_tile(quanta, scales, format, 1, k, factor, rows + r, 1, y_offset, prefetch);
+        else if (left == 2)
+            matmul_tile(quanta, scales, format, 1, k, factor, rows + r, 2, y_offset, prefetch);
+        else if (left == 3)
+            matmul_tile(quanta, scales, format, 1, k, factor, rows + r, 3, y_offset, prefetch);
+        else
+            matmul_tile(quanta, scales, format, 1, k, factor, rows + r, GEMV_ROWS, y_offset, prefetch);
+    }
+}
+
+ALWAYS_INLINE void matmul(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks,
+                          uint32_t k, float factor, const struct matmul_row *rows, uint32_t row_count)
 {
     for (uint32_t b = 0; b < blocks;) {
         const uint8_t *from = (const uint8_t *)quanta + quanta_bytes(format, b, k);
         const uint16_t *from_scales = scales + scales_bytes(b, k) / 2;
         if (blocks - b >= 2 && row_count > GEMV_ROWS) {
-            matmul_blocks(from, from_scales, format, 2, k, factor, rows, row_count, (size_t)b * BLOCK_ROWS);
+            matmul_two(from, from_scales, format, k, factor, rows, row_count, (size_t)b * BLOCK_ROWS);
             b += 2;
         } else {
-            matmul_blocks(from, from_scales, format, 1, k, factor, rows, row_count, (size_t)b * BLOCK_ROWS);
+            matmul_one(from, from_scales, format, k, factor, rows, row_count, (size_t)b * BLOCK_ROWS);
             b += 1;
         }
     }
 }
 
-static void matmul_int8(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor, const struct matmul_row *rows,
-                        uint32_t row_count)
+static void matmul_int8(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor,
+                        const struct matmul_row *rows, uint32_t row_count)
 {
     matmul(quanta, scales, WEIGHT_INT8, blocks, k, factor, rows, row_count);
 }
 
-static void matmul_int4(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor, const struct matmul_row *rows,
-                        uint32_t row_count)
+static void matmul_int4(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor,
+                        const struct matmul_row *rows, uint32_t row_count)
 {
     matmul(quanta, scales, WEIGHT_INT4, blocks, k, factor, rows, row_count);
 }
 
-#define INDEX_GROUPS 4u   /* the most groups of an index key, and */
+#define INDEX_GROUPS 4u    /* the most groups of an index key, and */
 #define INDEX_QUERIES 512u /* of heads times groups, that index_keys takes */
-#define INDEX_HEADS 4u    /* heads, by two times 16 keys, whose sums stay in registers */
+#define INDEX_HEADS 4u     /* heads, by two times 16 keys, whose sums stay in registers */
 
 /* 16 rows of 16 words, transposed. */
 ALWAYS_INLINE void transpose_words(__m512i x[LANES])
@@ -190,7 +216,8 @@ struct key_lanes {
 };
 
 /* 16 keys, or the `count` that are left, and zeros. */
-ALWAYS_INLINE void load_index_keys(const int8_t *keys, const float *scales, uint32_t dim, uint32_t count, struct key_lanes *ret_lanes)
+ALWAYS_INLINE void load_index_keys(const int8_t *keys, const float *scales, uint32_t dim, uint32_t count,
+                                   struct key_lanes *ret_lanes)
 {
     uint32_t groups = dim / GROUP;
     for (uint32_t g = 0; g < groups; g++) {
@@ -216,8 +243,8 @@ struct index_queries {
 };
 
 /* Adds `heads` (a constant) heads from `first` on to the scores of 32 keys. */
-ALWAYS_INLINE void index_heads(const struct index_queries *queries, uint32_t first, unsigned heads, const struct key_lanes keys[2],
-                               __m512 sum[2])
+ALWAYS_INLINE void index_heads(const struct index_queries *queries, uint32_t first, unsigned heads,
+                               const struct key_lanes keys[2], __m512 sum[2])
 {
     uint32_t groups = queries->dim / GROUP;
     __m512 dot[INDEX_HEADS][2];
@@ -239,19 +266,21 @@ ALWAYS_INLINE void index_heads(const struct index_queries *queries, uint32_t fir
         for (unsigned h = 0; h < heads; h++) {
             __m512 scale = _mm512_set1_ps(queries->scales[(first + h) * groups + g]);
             for (unsigned b = 0; b < 2; b++)
-                dot[h][b] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(integer[h][b]), scale), keys[b].scale[g], dot[h][b]);
+                dot[h][b] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(integer[h][b]), scale), keys[b].scale[g],
+                                            dot[h][b]);
         }
     }
     for (unsigned h = 0; h < heads; h++)
         for (unsigned b = 0; b < 2; b++) {
-            __m512 scaled = _mm512_max_ps(_mm512_mul_ps(dot[h][b], _mm512_set1_ps(queries->scale)), _mm512_setzero_ps());
+            __m512 scaled =
+                _mm512_max_ps(_mm512_mul_ps(dot[h][b], _mm512_set1_ps(queries->scale)), _mm512_setzero_ps());
             sum[b] = _mm512_fmadd_ps(_mm512_set1_ps(queries->weights[first + h]), scaled, sum[b]);
         }
 }
 
 /* index_scores with 32 keys in lanes: transposed once for all heads. */
-static void index_keys(const int8_t *q, const float *q_scales, const float *w, uint32_t heads, uint32_t dim, float scale, const int8_t *keys,
-                       const float *key_scales, uint32_t count, float *ret_scores)
+static void index_keys(const int8_t *q, const float *q_scales, const float *w, uint32_t heads, uint32_t dim,
+                       float scale, const int8_t *keys, const float *key_scales, uint32_t count, float *ret_scores)
 {
     uint32_t groups = dim / GROUP;
     if (groups > INDEX_GROUPS || heads * groups > INDEX_QUERIES) {
@@ -261,7 +290,8 @@ static void index_keys(const int8_t *q, const float *q_scales, const float *w, u
     int32_t start[INDEX_QUERIES];
     for (uint32_t i = 0; i < heads * groups; i++) {
         __m512i group = _mm512_loadu_si512(q + (size_t)i * GROUP);
-        start[i] = -128 * _mm512_reduce_add_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), group));
+        start[i] =
+            -128 * _mm512_reduce_add_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), group));
     }
     const struct index_queries queries = {q, q_scales, w, start, dim, scale};
     for (uint32_t t = 0; t < count; t += 2 * LANES) {
@@ -269,7 +299,8 @@ static void index_keys(const int8_t *q, const float *q_scales, const float *w, u
         __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
         for (unsigned b = 0; b < 2; b++) {
             uint32_t before = t + b * LANES < count ? t + b * LANES : count;
-            load_index_keys(keys + (size_t)before * dim, key_scales + (size_t)before * groups, dim, count - before, &lanes[b]);
+            load_index_keys(keys + (size_t)before * dim, key_scales + (size_t)before * groups, dim, count - before,
+                            &lanes[b]);
         }
         uint32_t h = 0;
         for (; h + INDEX_HEADS <= heads; h += INDEX_HEADS)
@@ -283,7 +314,8 @@ static void index_keys(const int8_t *q, const float *q_scales, const float *w, u
 
 #define SELECT_SMALL 4096u /* below it, clearing the counters would cost more than it saves */
 #define DIGITS 2048u       /* of 11 bits; the last has 10 */
-#define COPIES 4u          /* of the counters: neighbours often have the same digit, and a store must pass before the next load */
+#define COPIES                                                                                                         \
+    4u /* of the counters: neighbours often have the same digit, and a store must pass before the next load */
 
 /* order_of, 16 at a time; lanes outside the mask are 0, less than anything but a NaN of all bits. */
 ALWAYS_INLINE __m512i orders_of(const float *x, __mmask16 mask)
@@ -301,11 +333,13 @@ static void count_digits(const float *scores, uint32_t n, int shift, uint32_t di
     for (uint32_t i = 0; i < n; i += LANES) {
         __mmask16 mask = first_lanes(n - i);
         __m512i order = orders_of(scores + i, mask);
-        mask = _mm512_mask_cmpeq_epi32_mask(mask, _mm512_and_si512(order, _mm512_set1_epi32((int32_t)higher)), _mm512_set1_epi32((int32_t)prefix));
+        mask = _mm512_mask_cmpeq_epi32_mask(mask, _mm512_and_si512(order, _mm512_set1_epi32((int32_t)higher)),
+                                            _mm512_set1_epi32((int32_t)prefix));
         if (mask == 0)
             continue;
         uint32_t digit[LANES];
-        order = _mm512_and_si512(_mm512_srl_epi32(order, _mm_cvtsi32_si128(shift)), _mm512_set1_epi32((int32_t)(digits - 1)));
+        order = _mm512_and_si512(_mm512_srl_epi32(order, _mm_cvtsi32_si128(shift)),
+                                 _mm512_set1_epi32((int32_t)(digits - 1)));
         _mm512_storeu_si512(digit, _mm512_maskz_compress_epi32(mask, order));
         uint32_t found = (uint32_t)__builtin_popcount(mask);
         if (found == LANES)
@@ -351,7 +385,8 @@ static uint32_t select_digits(const float *scores, uint32_t n, uint32_t k, uint3
         if ((larger | equal) == 0)
             continue;
         uint32_t found = (uint32_t)__builtin_popcount(larger | equal);
-        _mm512_mask_storeu_epi32(ret_index + kept, first_lanes(found), _mm512_maskz_compress_epi32((__mmask16)(larger | equal), index));
+        _mm512_mask_storeu_epi32(ret_index + kept, first_lanes(found),
+                                 _mm512_maskz_compress_epi32((__mmask16)(larger | equal), index));
         kept += found;
     }
     return kept;

@@ -1,8 +1,9 @@
-/* The functions of a kernel set that are the same in all of them, written over lanes.h. Each kernel_<set>.c includes this once and is
- * compiled with its own flags; it adds what really differs: integer matrix products, index scores, selection.
+/* The functions of a kernel set that are the same in all of them, written over lanes.h. Each kernel_<set>.c includes
+ * this once and is compiled with its own flags; it adds what really differs: integer matrix products, index scores,
+ * selection.
  *
- * Loops over elements that are independent are left to the compiler to vectorise; sums are in lanes, so that their order is the same
- * everywhere: element i in lane i % 16, zeros fill up the last 16, one reduction tree (lanes_sum). */
+ * Loops over elements that are independent are left to the compiler to vectorise; sums are in lanes, so that their
+ * order is the same everywhere: element i in lane i % 16, zeros fill up the last 16, one reduction tree (lanes_sum). */
 #pragma once
 
 #include "compute/kernel.h"
@@ -13,7 +14,8 @@
 /* xs = absmax / 127, q = rint(x * (127 / absmax)), all 0 when absmax is 0 (or so small that 127 / absmax is no f32). */
 static inline void quantise(const float *x, uint32_t k, int8_t *ret_q, float *ret_scales)
 {
-    const struct lanes shift = lanes_set(0x1.8p23f), back = lanes_set(-0x1.8p23f); /* round to the nearest integer, ties to even */
+    const struct lanes shift = lanes_set(0x1.8p23f),
+                       back = lanes_set(-0x1.8p23f); /* round to the nearest integer, ties to even */
     for (uint32_t g = 0; g < k / GROUP; g++, x += GROUP, ret_q += GROUP) {
         struct lanes greatest = lanes_magnitude(lanes_load(x));
         for (unsigned i = LANES; i < GROUP; i += LANES)
@@ -42,9 +44,10 @@ static inline void sum_groups(const int8_t *q, uint32_t k, int32_t *ret_sums)
 
 #define F32_TILE 4u /* activation rows that share one pass over a block of weights */
 
-/* f32 activations: a group is summed column by column from 0, then scaled into the sum. `rows` is a constant, so that loops unroll. */
-ALWAYS_INLINE void matmul_tile_f32(const uint8_t *quanta, const uint16_t *scales, enum weight_format format, uint32_t k, float factor,
-                                   const struct matmul_row *row, unsigned rows, size_t y_offset)
+/* f32 activations: a group is summed column by column from 0, then scaled into the sum. `rows` is a constant, so
+ * that loops unroll. */
+ALWAYS_INLINE void matmul_tile_f32(const uint8_t *quanta, const uint16_t *scales, enum weight_format format, uint32_t k,
+                                   float factor, const struct matmul_row *row, unsigned rows, size_t y_offset)
 {
     struct lanes sum[F32_TILE];
     for (unsigned r = 0; r < rows; r++)
@@ -71,8 +74,8 @@ ALWAYS_INLINE void matmul_tile_f32(const uint8_t *quanta, const uint16_t *scales
         lanes_store(lanes_multiply(sum[r], lanes_set(factor)), row[r].y + y_offset);
 }
 
-ALWAYS_INLINE void matmul_f32(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks, uint32_t k,
-                              float factor, const struct matmul_row *rows, uint32_t row_count)
+ALWAYS_INLINE void matmul_f32(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks,
+                              uint32_t k, float factor, const struct matmul_row *rows, uint32_t row_count)
 {
     for (uint32_t b = 0; b < blocks; b++) {
         const uint8_t *block = (const uint8_t *)quanta + quanta_bytes(format, b, k);
@@ -85,20 +88,20 @@ ALWAYS_INLINE void matmul_f32(const void *quanta, const uint16_t *scales, enum w
     }
 }
 
-static inline void matmul_int8_f32(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor,
-                                   const struct matmul_row *rows, uint32_t row_count)
+static inline void matmul_int8_f32(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k,
+                                   float factor, const struct matmul_row *rows, uint32_t row_count)
 {
     matmul_f32(quanta, scales, WEIGHT_INT8, blocks, k, factor, rows, row_count);
 }
 
-static inline void matmul_int4_f32(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor,
-                                   const struct matmul_row *rows, uint32_t row_count)
+static inline void matmul_int4_f32(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k,
+                                   float factor, const struct matmul_row *rows, uint32_t row_count)
 {
     matmul_f32(quanta, scales, WEIGHT_INT4, blocks, k, factor, rows, row_count);
 }
 
-static inline void dequantise_row(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t row, uint32_t k,
-                                  float factor, float *ret_x)
+static inline void dequantise_row(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t row,
+                                  uint32_t k, float factor, float *ret_x)
 {
     for (uint32_t c = 0; c < k; c++) {
         const uint8_t *block = (const uint8_t *)quanta + c / GROUP * block_bytes(format);
@@ -141,7 +144,8 @@ ALWAYS_INLINE float sum_f32(const float *x, uint32_t n)
 ALWAYS_INLINE struct lanes load_as_f32(const void *row, enum tensor_dtype dtype, uint32_t i, unsigned count)
 {
     if (dtype == DTYPE_F32)
-        return count >= LANES ? lanes_load((const float *)row + i) : lanes_load_tail((const float *)row + i, count, 0.0f);
+        return count >= LANES ? lanes_load((const float *)row + i)
+                              : lanes_load_tail((const float *)row + i, count, 0.0f);
     const uint16_t *x = (const uint16_t *)row + i;
     uint16_t tail[LANES] = {0};
     if (count < LANES) {
@@ -152,8 +156,8 @@ ALWAYS_INLINE struct lanes load_as_f32(const void *row, enum tensor_dtype dtype,
 }
 
 /* 16 columns of a tile of dot products: `as` rows of that type times `bs` rows of f32. */
-ALWAYS_INLINE void dot_step(const void *const *a, enum tensor_dtype dtype, unsigned as, const float *const *b, unsigned bs, uint32_t i,
-                            unsigned count, struct lanes sum[DOT_TILE][DOT_TILE])
+ALWAYS_INLINE void dot_step(const void *const *a, enum tensor_dtype dtype, unsigned as, const float *const *b,
+                            unsigned bs, uint32_t i, unsigned count, struct lanes sum[DOT_TILE][DOT_TILE])
 {
     struct lanes x[DOT_TILE];
     for (unsigned j = 0; j < as; j++)
@@ -166,8 +170,8 @@ ALWAYS_INLINE void dot_step(const void *const *a, enum tensor_dtype dtype, unsig
 }
 
 /* ret[h][j] = b[h] . a[j] of n columns. The counts and the type are constants, so that all sums stay in registers. */
-ALWAYS_INLINE void dot_tile(const void *const *a, enum tensor_dtype dtype, unsigned as, const float *const *b, unsigned bs, uint32_t n,
-                            float ret[DOT_TILE][DOT_TILE])
+ALWAYS_INLINE void dot_tile(const void *const *a, enum tensor_dtype dtype, unsigned as, const float *const *b,
+                            unsigned bs, uint32_t n, float ret[DOT_TILE][DOT_TILE])
 {
     struct lanes sum[DOT_TILE][DOT_TILE];
     for (unsigned h = 0; h < bs; h++)
@@ -188,8 +192,8 @@ ALWAYS_INLINE void dot_tile(const void *const *a, enum tensor_dtype dtype, unsig
 }
 
 /* The same for counts that are DOT_TILE or 1. */
-ALWAYS_INLINE void dot_some(const void *const *a, enum tensor_dtype dtype, unsigned as, const float *const *b, unsigned bs, uint32_t n,
-                            float ret[DOT_TILE][DOT_TILE])
+ALWAYS_INLINE void dot_some(const void *const *a, enum tensor_dtype dtype, unsigned as, const float *const *b,
+                            unsigned bs, uint32_t n, float ret[DOT_TILE][DOT_TILE])
 {
     if (as == DOT_TILE && bs == DOT_TILE)
         dot_tile(a, dtype, DOT_TILE, b, DOT_TILE, n, ret);
@@ -207,8 +211,8 @@ ALWAYS_INLINE unsigned tile_count(uint32_t left)
     return left >= DOT_TILE ? DOT_TILE : 1;
 }
 
-ALWAYS_INLINE void linear_of(const void *weights, enum tensor_dtype dtype, uint32_t n, uint32_t k, const struct matmul_row *rows,
-                             uint32_t row_count)
+ALWAYS_INLINE void linear_of(const void *weights, enum tensor_dtype dtype, uint32_t n, uint32_t k,
+                             const struct matmul_row *rows, uint32_t row_count)
 {
     size_t row_bytes = (size_t)k * (dtype == DTYPE_F32 ? 4 : 2);
     for (uint32_t w = 0, ws; w < n; w += ws) {
@@ -229,8 +233,8 @@ ALWAYS_INLINE void linear_of(const void *weights, enum tensor_dtype dtype, uint3
     }
 }
 
-static inline void linear(const void *weights, enum tensor_dtype dtype, uint32_t n, uint32_t k, const struct matmul_row *rows,
-                          uint32_t row_count)
+static inline void linear(const void *weights, enum tensor_dtype dtype, uint32_t n, uint32_t k,
+                          const struct matmul_row *rows, uint32_t row_count)
 {
     if (dtype == DTYPE_F32)
         linear_of(weights, DTYPE_F32, n, k, rows, row_count);
@@ -248,7 +252,8 @@ static inline void rmsnorm(const float *x, const float *weight, uint32_t n, floa
         ret_y[i] = weight[i] * (x[i] * scale);
 }
 
-static inline void layernorm(const float *x, const float *weight, const float *bias, uint32_t n, float eps, float *ret_y)
+static inline void layernorm(const float *x, const float *weight, const float *bias, uint32_t n, float eps,
+                             float *ret_y)
 {
     float mean = sum_f32(x, n) / (float)n;
     for (uint32_t i = 0; i < n; i++)
@@ -314,8 +319,8 @@ static inline void load_f16(const uint16_t *x, uint32_t n, float *ret_y)
         ret_y[i] = inline_f16_to_f32(x[i]);
 }
 
-static inline void attention_scores(const float *q, uint32_t heads, const float *keys, uint32_t count, uint32_t width, float scale,
-                                    float *ret_scores, size_t score_stride)
+static inline void attention_scores(const float *q, uint32_t heads, const float *keys, uint32_t count, uint32_t width,
+                                    float scale, float *ret_scores, size_t score_stride)
 {
     for (uint32_t t = 0, ts; t < count; t += ts) {
         const void *a[DOT_TILE];
@@ -356,8 +361,8 @@ static inline float softmax_block(float *scores, uint32_t count, float max)
 }
 
 /* The sums of a tile of heads by 16-column vectors; the counts are constants. */
-ALWAYS_INLINE void sum_tile(const float *p, size_t p_stride, unsigned heads, const float *keys, uint32_t count, uint32_t width,
-                            unsigned vectors, float *z, size_t z_stride)
+ALWAYS_INLINE void sum_tile(const float *p, size_t p_stride, unsigned heads, const float *keys, uint32_t count,
+                            uint32_t width, unsigned vectors, float *z, size_t z_stride)
 {
     struct lanes sum[DOT_TILE][DOT_TILE];
     for (unsigned h = 0; h < heads; h++)
@@ -380,8 +385,8 @@ ALWAYS_INLINE void sum_tile(const float *p, size_t p_stride, unsigned heads, con
         }
 }
 
-static inline void attention_sum(const float *p, size_t p_stride, uint32_t heads, const float *keys, uint32_t count, uint32_t width,
-                                 uint32_t n, float *z)
+static inline void attention_sum(const float *p, size_t p_stride, uint32_t heads, const float *keys, uint32_t count,
+                                 uint32_t width, uint32_t n, float *z)
 {
     for (uint32_t j = 0; j < n;) {
         bool wide = n - j >= DOT_TILE * LANES;
@@ -410,8 +415,9 @@ ALWAYS_INLINE float index_add(float sum, float w, float dot, float scale)
     return __builtin_fmaf(w, scaled > 0.0f ? scaled : 0.0f, sum);
 }
 
-static inline void index_scores(const int8_t *q, const float *q_scales, const float *w, uint32_t heads, uint32_t dim, float scale,
-                                const int8_t *keys, const float *key_scales, uint32_t count, float *ret_scores)
+static inline void index_scores(const int8_t *q, const float *q_scales, const float *w, uint32_t heads, uint32_t dim,
+                                float scale, const int8_t *keys, const float *key_scales, uint32_t count,
+                                float *ret_scores)
 {
     uint32_t groups = dim / GROUP;
     for (uint32_t t = 0; t < count; t++) {
@@ -431,8 +437,8 @@ static inline void index_scores(const int8_t *q, const float *q_scales, const fl
     }
 }
 
-static inline void index_scores_f32(const float *q, const float *w, uint32_t heads, uint32_t dim, float scale, const float *keys,
-                                    uint32_t count, float *ret_scores)
+static inline void index_scores_f32(const float *q, const float *w, uint32_t heads, uint32_t dim, float scale,
+                                    const float *keys, uint32_t count, float *ret_scores)
 {
     for (uint32_t t = 0; t < count; t++) {
         float sum = 0.0f;
@@ -449,7 +455,8 @@ ALWAYS_INLINE uint32_t order_of(float x)
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/* Finds the k-th largest by its bytes, from the highest down: of the values that agree in the bytes found so far, count the next one. */
+/* Finds the k-th largest by its bytes, from the highest down: of the values that agree in the bytes found so far,
+ * count the next one. */
 static inline uint32_t select_best(const float *scores, uint32_t n, uint32_t k, uint32_t *ret_index)
 {
     if (k == 0)
@@ -480,8 +487,9 @@ static inline uint32_t select_best(const float *scores, uint32_t n, uint32_t k, 
 }
 
 /* The entries of a kernel_set that no set replaces. */
-#define LANES_KERNELS                                                                                                                          \
-    .quantise = quantise, .sum_groups = sum_groups, .matmul_int8_f32 = matmul_int8_f32, .matmul_int4_f32 = matmul_int4_f32,                    \
-    .linear = linear, .dequantise_row = dequantise_row, .rmsnorm = rmsnorm, .layernorm = layernorm, .swiglu = swiglu, .sigmoid = sigmoid,       \
-    .rope = rope, .accumulate = accumulate, .add = add, .store_f16 = store_f16, .load_f16 = load_f16, .attention_scores = attention_scores,     \
-    .maximum = maximum, .softmax_block = softmax_block, .attention_sum = attention_sum, .index_scores_f32 = index_scores_f32
+#define LANES_KERNELS                                                                                                  \
+    .quantise = quantise, .sum_groups = sum_groups, .matmul_int8_f32 = matmul_int8_f32,                                \
+    .matmul_int4_f32 = matmul_int4_f32, .linear = linear, .dequantise_row = dequantise_row, .rmsnorm = rmsnorm,        \
+    .layernorm = layernorm, .swiglu = swiglu, .sigmoid = sigmoid, .rope = rope, .accumulate = accumulate, .add = add,  \
+    .store_f16 = store_f16, .load_f16 = load_f16, .attention_scores = attention_scores, .maximum = maximum,            \
+    .softmax_block = softmax_block, .attention_sum = attention_sum, .index_scores_f32 = index_scores_f32

@@ -1,13 +1,14 @@
-/* The reference kernel set. It is compiled twice from this file, for x86-64-v2 and for x86-64-v3 (KERNEL_SET names the table); both give
- * the same bits, because every sum below has one order, 16 rows or 16 elements are 16 lanes, and contraction is off. */
+/* The reference kernel set. It is compiled twice from this file, for x86-64-v2 and for x86-64-v3 (KERNEL_SET names
+ * the table); both give the same bits, because every sum below has one order, 16 rows or 16 elements are 16 lanes,
+ * and contraction is off. */
 #include "compute/kernel_lanes.h"
 #include "compute/kernel_scalar.h"
 
 #define TILE_ROWS 4u /* activation rows that share one pass over a block of weights */
 
 /* One block row times `rows` (a constant, so that the loops are unrolled) activation rows. */
-ALWAYS_INLINE void matmul_tile(const uint8_t *quanta, const uint16_t *scales, enum weight_format format, uint32_t k, float factor,
-                               const struct matmul_row *row, unsigned rows, size_t y_offset)
+ALWAYS_INLINE void matmul_tile(const uint8_t *quanta, const uint16_t *scales, enum weight_format format, uint32_t k,
+                               float factor, const struct matmul_row *row, unsigned rows, size_t y_offset)
 {
     struct lanes sum[TILE_ROWS];
     for (unsigned r = 0; r < rows; r++)
@@ -34,8 +35,8 @@ ALWAYS_INLINE void matmul_tile(const uint8_t *quanta, const uint16_t *scales, en
         lanes_store(lanes_multiply(sum[r], lanes_set(factor)), row[r].y + y_offset);
 }
 
-ALWAYS_INLINE void matmul(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks, uint32_t k, float factor,
-                          const struct matmul_row *rows, uint32_t row_count)
+ALWAYS_INLINE void matmul(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t blocks,
+                          uint32_t k, float factor, const struct matmul_row *rows, uint32_t row_count)
 {
     for (uint32_t b = 0; b < blocks; b++) {
         const uint8_t *block = (const uint8_t *)quanta + quanta_bytes(format, b, k);
@@ -48,14 +49,14 @@ ALWAYS_INLINE void matmul(const void *quanta, const uint16_t *scales, enum weigh
     }
 }
 
-static void matmul_int8(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor, const struct matmul_row *rows,
-                        uint32_t row_count)
+static void matmul_int8(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor,
+                        const struct matmul_row *rows, uint32_t row_count)
 {
     matmul(quanta, scales, WEIGHT_INT8, blocks, k, factor, rows, row_count);
 }
 
-static void matmul_int4(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor, const struct matmul_row *rows,
-                        uint32_t row_count)
+static void matmul_int4(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor,
+                        const struct matmul_row *rows, uint32_t row_count)
 {
     matmul(quanta, scales, WEIGHT_INT4, blocks, k, factor, rows, row_count);
 }

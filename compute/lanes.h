@@ -1,6 +1,7 @@
-/* Sixteen f32 lanes, and sixteen words of integers beside them: what the kernels are written over (kernel_lanes.h). The same operations
- * in every build; only how they are spelled differs: one register of AVX-512, two of AVX2, or an array that a compiler for any machine
- * makes the best of. Each function is one IEEE operation a lane, so all builds give the same bits. */
+/* Sixteen f32 lanes, and sixteen words of integers beside them: what the kernels are written over (kernel_lanes.h).
+ * The same operations in every build; only how they are spelled differs: one register of AVX-512, two of AVX2, or an
+ * array that a compiler for any machine makes the best of. Each function is one IEEE operation a lane, so all builds
+ * give the same bits. */
 #pragma once
 
 #include "compute/math_inline.h"
@@ -8,11 +9,11 @@
 #define LANES 16u
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
-#include "compute/lanes_avx512.h"
+    #include "compute/lanes_avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#include "compute/lanes_avx2.h"
+    #include "compute/lanes_avx2.h"
 #else
-#include "compute/lanes_array.h"
+    #include "compute/lanes_array.h"
 #endif
 
 /* The last n % 16 elements of a vector; the lanes beyond get `fill`. */

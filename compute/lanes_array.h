@@ -156,18 +156,22 @@ static inline struct integer_lanes integers_odd(struct integer_lanes x)
         x.lane[l] = word_of_halves(word_byte(x.lane[l], 1), word_byte(x.lane[l], 3));
     return x;
 }
-static inline struct integer_lanes integers_nibbles(struct integer_lanes x, int high) /* low or high nibbles less 8, as bytes */
+static inline struct integer_lanes integers_nibbles(struct integer_lanes x,
+                                                    int high) /* low or high nibbles less 8, as bytes */
 {
     for (unsigned l = 0; l < LANES; l++) {
         uint32_t nibbles = (uint32_t)x.lane[l] >> (high ? 4 : 0) & 0x0f0f0f0fu;
-        x.lane[l] = (int32_t)(((nibbles | 0x80808080u) - 0x08080808u) ^ 0x80808080u); /* without a borrow between bytes */
+        x.lane[l] =
+            (int32_t)(((nibbles | 0x80808080u) - 0x08080808u) ^ 0x80808080u); /* without a borrow between bytes */
     }
     return x;
 }
-static inline struct integer_lanes integers_dot(struct integer_lanes sum, struct integer_lanes a, struct integer_lanes b) /* of int16 pairs */
+static inline struct integer_lanes integers_dot(struct integer_lanes sum, struct integer_lanes a,
+                                                struct integer_lanes b) /* of int16 pairs */
 {
     for (unsigned l = 0; l < LANES; l++)
-        sum.lane[l] += (int16_t)(a.lane[l] & 0xffff) * (int16_t)(b.lane[l] & 0xffff) + (a.lane[l] >> 16) * (b.lane[l] >> 16);
+        sum.lane[l] +=
+            (int16_t)(a.lane[l] & 0xffff) * (int16_t)(b.lane[l] & 0xffff) + (a.lane[l] >> 16) * (b.lane[l] >> 16);
     return sum;
 }
 static inline struct integer_lanes integers_byte(struct integer_lanes x, int byte) /* one of four bytes as a number */

@@ -46,7 +46,8 @@ static inline void lanes_store_f16(struct lanes x, uint16_t *ret_y)
 }
 static inline struct lanes lanes_fma(struct lanes a, struct lanes b, struct lanes c)
 {
-    return (struct lanes){{_mm256_fmadd_ps(a.part[0], b.part[0], c.part[0]), _mm256_fmadd_ps(a.part[1], b.part[1], c.part[1])}};
+    return (struct lanes){
+        {_mm256_fmadd_ps(a.part[0], b.part[0], c.part[0]), _mm256_fmadd_ps(a.part[1], b.part[1], c.part[1])}};
 }
 static inline struct lanes lanes_multiply(struct lanes a, struct lanes b)
 {
@@ -121,14 +122,16 @@ static inline struct integer_lanes integers_repeat(const int8_t *x) /* four byte
 static inline struct integer_lanes integers_byte(struct integer_lanes x, int byte) /* one of four bytes as a number */
 {
     __m128i shift = _mm_cvtsi32_si128(24 - 8 * byte);
-    return (struct integer_lanes){
-        {_mm256_srai_epi32(_mm256_sll_epi32(x.part[0], shift), 24), _mm256_srai_epi32(_mm256_sll_epi32(x.part[1], shift), 24)}};
+    return (struct integer_lanes){{_mm256_srai_epi32(_mm256_sll_epi32(x.part[0], shift), 24),
+                                   _mm256_srai_epi32(_mm256_sll_epi32(x.part[1], shift), 24)}};
 }
 static inline __m256i avx2_nibbles(__m256i x, int high)
 {
-    return _mm256_sub_epi8(_mm256_and_si256(high ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15)), _mm256_set1_epi8(8));
+    return _mm256_sub_epi8(_mm256_and_si256(high ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15)),
+                           _mm256_set1_epi8(8));
 }
-static inline struct integer_lanes integers_nibbles(struct integer_lanes x, int high) /* low or high nibbles less 8, as bytes */
+static inline struct integer_lanes integers_nibbles(struct integer_lanes x,
+                                                    int high) /* low or high nibbles less 8, as bytes */
 {
     return (struct integer_lanes){{avx2_nibbles(x.part[0], high), avx2_nibbles(x.part[1], high)}};
 }
@@ -141,7 +144,8 @@ static inline struct integer_lanes integers_odd(struct integer_lanes x)
 {
     return (struct integer_lanes){{_mm256_srai_epi16(x.part[0], 8), _mm256_srai_epi16(x.part[1], 8)}};
 }
-static inline struct integer_lanes integers_dot(struct integer_lanes sum, struct integer_lanes a, struct integer_lanes b) /* of int16 pairs */
+static inline struct integer_lanes integers_dot(struct integer_lanes sum, struct integer_lanes a,
+                                                struct integer_lanes b) /* of int16 pairs */
 {
     return (struct integer_lanes){{_mm256_add_epi32(sum.part[0], _mm256_madd_epi16(a.part[0], b.part[0])),
                                    _mm256_add_epi32(sum.part[1], _mm256_madd_epi16(a.part[1], b.part[1]))}};

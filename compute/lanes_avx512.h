@@ -69,8 +69,9 @@ static inline float lanes_sum(struct lanes x)
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-/* All sums of a tile by the same tree at once: each step puts halves of the lanes of two side by side and adds. Sum [m][l] comes out in
- * lane 4 m + l because step by step m is chosen by the place inside 128 bits, so the first step takes the transposed tile. */
+/* All sums of a tile by the same tree at once: each step puts halves of the lanes of two side by side and adds. Sum
+ * [m][l] comes out in lane 4 m + l because step by step m is chosen by the place inside 128 bits, so the first step
+ * takes the transposed tile. */
 static inline void lanes_sum_tile(struct lanes x[DOT_TILE][DOT_TILE], float ret_sums[DOT_TILE][DOT_TILE])
 {
     __m512 eight[8], four[4], two[2];
@@ -84,7 +85,8 @@ static inline void lanes_sum_tile(struct lanes x[DOT_TILE][DOT_TILE], float ret_
     for (unsigned i = 0; i < 2; i++)
         two[i] = _mm512_add_ps(_mm512_shuffle_ps(four[2 * i], four[2 * i + 1], 0x44),
                                _mm512_shuffle_ps(four[2 * i], four[2 * i + 1], 0xee));
-    _mm512_storeu_ps(&ret_sums[0][0], _mm512_add_ps(_mm512_shuffle_ps(two[0], two[1], 0x88), _mm512_shuffle_ps(two[0], two[1], 0xdd)));
+    _mm512_storeu_ps(&ret_sums[0][0],
+                     _mm512_add_ps(_mm512_shuffle_ps(two[0], two[1], 0x88), _mm512_shuffle_ps(two[0], two[1], 0xdd)));
 }
 static inline float lanes_most(struct lanes x)
 {
@@ -108,8 +110,10 @@ static inline struct integer_lanes integers_byte(struct integer_lanes x, int byt
 {
     return (struct integer_lanes){_mm512_srai_epi32(_mm512_sll_epi32(x.all, _mm_cvtsi32_si128(24 - 8 * byte)), 24)};
 }
-static inline struct integer_lanes integers_nibbles(struct integer_lanes x, int high) /* low or high nibbles less 8, as bytes */
+static inline struct integer_lanes integers_nibbles(struct integer_lanes x,
+                                                    int high) /* low or high nibbles less 8, as bytes */
 {
     __m512i shifted = high ? _mm512_srli_epi16(x.all, 4) : x.all;
-    return (struct integer_lanes){_mm512_sub_epi8(_mm512_and_si512(shifted, _mm512_set1_epi8(15)), _mm512_set1_epi8(8))};
+    return (struct integer_lanes){
+        _mm512_sub_epi8(_mm512_and_si512(shifted, _mm512_set1_epi8(15)), _mm512_set1_epi8(8))};
 }

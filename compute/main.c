@@ -25,6 +25,7 @@ struct worker {
     struct channel *channel;
     struct model *model;
     struct step_limits limits;
+    struct step_done last; /* of the last STEP that was run; id 0: none */
     int signal_fd; /* SIGTERM, SIGINT */
     int epoch_fd;  /* eventfd: the watcher saw the epoch rise */
 };
@@ -160,7 +161,10 @@ static int serve(struct worker *worker, const void *bytes, size_t size, struct e
         done = (struct step_done){.status = status};
         return answer(worker, &done, ret_error);
     }
+    if (step.epoch == worker->model->exchange.epoch && step.epoch == worker->last.epoch && step.id <= worker->last.id)
+        return step.id == worker->last.id ? answer(worker, &worker->last, ret_error) : 0; /* sent again: it was run */
     status = model_step(worker->model, &step, &done, ret_error);
+    worker->last = done;
     bool lives = status == 0 || status == -ESTALE || status == -EIO || status == -EINVAL;
     if (status == -EIO && worker->heritage.index == 0)
         fprintf(stderr, "calypte-worker: %s\n", ret_error->text);

@@ -167,6 +167,7 @@ struct state {
 
 /* What one thread of the team owns. */
 struct thread {
+    struct team_place place;
     struct model *model;
     uint32_t index;
     struct matmul_row *rows;  /* [max_rows] */

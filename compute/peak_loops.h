@@ -1,6 +1,6 @@
 /* The loops of peak.h from one instruction each. The including file defines
  *   VECTOR   its vector type
- *   DOT(i)   a statement that issues the dot instruction into acc[i] from a and b (no result of another one in it but acc[i])
+ *   DOT(i)   a statement that issues the dot instruction into acc[i] from a and b
  *   FMA(i)   the same for f32
  *   DOT_MACS, FMA_MACS  multiply-accumulates of one
  *   LOAD(p)  a vector from memory, OR(x, y), and FOLD(x), a uint64_t of it
@@ -11,25 +11,26 @@
 
 #include <string.h>
 
-/* Twelve at once cover latency times issue width of every CPU so far, and fit into sixteen registers with the operands. */
+/* Twelve at once cover latency times issue width of every CPU so far, and fit into sixteen registers with the
+ * operands. */
 #define AT_ONCE 12u
 #define TWELVE(M) M(0) M(1) M(2) M(3) M(4) M(5) M(6) M(7) M(8) M(9) M(10) M(11)
-#define UNROLLED 8u
+#define UNROLLED 4u
+#define UNROLL(M) TWELVE(M) TWELVE(M) TWELVE(M) TWELVE(M)
 #define LINE_BYTES 64u
 #define VECTORS (LINE_BYTES / sizeof(VECTOR)) /* of a line */
 
-#define PEAK_LOOP(name, STATEMENT, macs)                                                                                              \
-    static uint64_t name(uint64_t rounds)                                                                                             \
-    {                                                                                                                                 \
-        VECTOR acc[AT_ONCE], a, b;                                                                                                    \
-        memset(acc, 0, sizeof acc);                                                                                                   \
-        memset(&a, 0, sizeof a);                                                                                                      \
-        memset(&b, 0, sizeof b);                                                                                                      \
-        for (uint64_t r = 0; r < rounds; r++) {                                                                                       \
-            TWELVE(STATEMENT) TWELVE(STATEMENT) TWELVE(STATEMENT) TWELVE(STATEMENT)                                                   \
-            TWELVE(STATEMENT) TWELVE(STATEMENT) TWELVE(STATEMENT) TWELVE(STATEMENT)                                                   \
-        }                                                                                                                             \
-        return rounds * UNROLLED * AT_ONCE * (macs);                                                                                  \
+#define PEAK_LOOP(name, STATEMENT, macs)                                                                               \
+    static uint64_t name(uint64_t rounds)                                                                              \
+    {                                                                                                                  \
+        VECTOR acc[AT_ONCE], a, b;                                                                                     \
+        memset(acc, 0, sizeof acc);                                                                                    \
+        memset(&a, 0, sizeof a);                                                                                       \
+        memset(&b, 0, sizeof b);                                                                                       \
+        for (uint64_t r = 0; r < rounds; r++) {                                                                        \
+            UNROLL(STATEMENT)                                                                                          \
+        }                                                                                                              \
+        return rounds * UNROLLED * AT_ONCE * (macs);                                                                   \
     }
 
 /* One line of each of `streams` streams at a time (a constant, so that the loop is unrolled). */
@@ -51,13 +52,9 @@ static inline __attribute__((always_inline)) uint64_t read_streams(const char *f
 static uint64_t read_all(const void *from, size_t bytes, unsigned streams)
 {
     switch (streams) {
-    case 1:
-        return read_streams(from, bytes, 1);
-    case 2:
-        return read_streams(from, bytes, 2);
-    case 4:
-        return read_streams(from, bytes, 4);
-    default:
-        return read_streams(from, bytes, 8);
+    case 1: return read_streams(from, bytes, 1);
+    case 2: return read_streams(from, bytes, 2);
+    case 4: return read_streams(from, bytes, 4);
+    default: return read_streams(from, bytes, 8);
     }
 }

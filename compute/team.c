@@ -27,24 +27,29 @@ static void pause_briefly(void)
 #endif
 }
 
-/* Thread 0 waits until all others have come. */
-static void await_team(struct team *team)
+/* Waits until every thread below this one has arrived at the end of `phase`. */
+static void await_children(struct thread *thread, uint32_t phase)
 {
-    uint32_t others = team->threads - 1;
-    for (uint32_t i = 0;
-         team->spin && i < SPINS && atomic_load_explicit(&team->arrived, memory_order_acquire) != others; i++)
-        pause_briefly();
-    uint32_t arrived = atomic_load(&team->arrived);
-    if (arrived != others) {
-        atomic_store(&team->first_sleeps, 1);
-        while ((arrived = atomic_load(&team->arrived)) != others)
-            futex_wait(&team->arrived, arrived, -1);
-        atomic_store(&team->first_sleeps, 0);
+    struct team *team = &thread->model->team;
+    uint32_t child = thread->index * TEAM_CHILDREN + 1, end = child + TEAM_CHILDREN;
+    for (; child < end && child < team->threads; child++) {
+        struct team_place *place = &thread->model->state.threads[child].place;
+        uint32_t arrived = phase;
+        for (uint32_t i = 0; team->spin && i < SPINS && arrived == phase; i++) {
+            arrived = atomic_load_explicit(&place->arrived, memory_order_acquire);
+            if (arrived == phase)
+                pause_briefly();
+        }
+        if (arrived != phase)
+            continue;
+        atomic_store(&place->parent_sleeps, 1);
+        while (atomic_load(&place->arrived) == phase)
+            futex_wait(&place->arrived, phase, -1);
+        atomic_store(&place->parent_sleeps, 0);
     }
-    atomic_store_explicit(&team->arrived, 0,
-                          memory_order_relaxed); /* before the phase turns: nobody counts until then */
 }
 
+/* Thread 0, when all have arrived. */
 static void release_team(struct team *team, int status)
 {
     team->status = status;
@@ -53,14 +58,16 @@ static void release_team(struct team *team, int status)
         futex_wake_all(&team->phase);
 }
 
-/* Another thread arrives and waits for the phase to turn. */
-static int await_phase(struct team *team)
+/* Another thread arrives, after those below it, and waits for the phase to turn. */
+static int await_phase(struct thread *thread)
 {
-    uint32_t phase =
-        atomic_load_explicit(&team->phase, memory_order_relaxed); /* cannot turn before this thread has arrived */
-    uint32_t before = atomic_fetch_add(&team->arrived, 1);
-    if (before + 1 == team->threads - 1 && atomic_load(&team->first_sleeps))
-        futex_wake_all(&team->arrived);
+    struct team *team = &thread->model->team;
+    struct team_place *place = &thread->place;
+    uint32_t phase = atomic_load_explicit(&team->phase, memory_order_relaxed); /* cannot turn before this thread has arrived */
+    await_children(thread, phase);
+    atomic_store(&place->arrived, phase + 1);
+    if (atomic_load(&place->parent_sleeps))
+        futex_wake_all(&place->arrived);
     for (uint32_t i = 0; team->spin && i < SPINS; i++) {
         if (atomic_load_explicit(&team->phase, memory_order_acquire) != phase)
             return team->status;
@@ -95,9 +102,9 @@ int team_sync(struct thread *thread, int status)
 {
     struct team *team = &thread->model->team;
     if (thread->index != 0)
-        return await_phase(team);
+        return await_phase(thread);
     if (team->threads > 1) {
-        await_team(team);
+        await_children(thread, atomic_load_explicit(&team->phase, memory_order_relaxed));
         release_team(team, status);
     }
     return status;
@@ -107,9 +114,9 @@ int team_exchange(struct thread *thread, int status)
 {
     struct team *team = &thread->model->team;
     if (thread->index != 0)
-        return await_phase(team);
+        return await_phase(thread);
     if (team->threads > 1)
-        await_team(team);
+        await_children(thread, atomic_load_explicit(&team->phase, memory_order_relaxed));
     if (status == 0) {
         struct exchange *exchange = &thread->model->exchange;
         enum step_part part = team_part(team, PART_EXCHANGE);

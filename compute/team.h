@@ -7,17 +7,23 @@
 
 struct thread;
 
+/* Arrivals go up a tree, so that no word is written by more than one thread; the release is one word that all read. */
+#define TEAM_CHILDREN 4u
+
 struct team {
     uint32_t threads, spin;
-    /* one cache line each: arrivals are counted by the others, the phase is turned by thread 0 */
-    _Alignas(CACHE_LINE) _Atomic uint32_t arrived;
-    _Atomic uint32_t first_sleeps;
-    _Alignas(CACHE_LINE) _Atomic uint32_t phase;
+    _Alignas(CACHE_LINE) _Atomic uint32_t phase; /* W: thread 0, when all have arrived */
     _Atomic uint32_t sleepers;
     int status; /* W: thread 0, before it turns the phase */
-    /* where the step's time goes, in the first thread */
-    enum step_part part;
+    /* where the step's time goes, in the first thread; apart from what the others watch */
+    _Alignas(CACHE_LINE) enum step_part part;
     uint64_t part_since, part_ns[STEP_PARTS], matmul_ns;
+};
+
+/* A thread's place in the tree: the children of place t are 4t + 1 .. 4t + 4. */
+struct team_place {
+    _Alignas(CACHE_LINE) _Atomic uint32_t arrived; /* W: the thread: the phase that it and all below it ask for */
+    _Atomic uint32_t parent_sleeps;                /* W: the parent */
 };
 
 void team_init(struct team *team, uint32_t threads, uint32_t spin);

@@ -1,13 +1,14 @@
 #include "proto/channel.h"
 
 #include "proto/cleanup.h"
+#include "proto/reply_socket.h"
 
 #include <nng/nng.h>
 #include <nng/protocol/pair0/pair.h>
-#include <nng/protocol/reqrep0/rep.h>
 #include <nng/protocol/reqrep0/req.h>
 #include <nng/transport/ipc/ipc.h>
 
+#include <poll.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/un.h>
@@ -16,6 +17,8 @@
 #define URL_MAX (sizeof "ipc://" + sizeof((struct sockaddr_un){0}).sun_path)
 
 struct channel {
+    struct reply_socket *replies; /* REP: all that there is */
+    struct reply_address asked;   /* who waits for the answer */
     nng_socket socket;
     bool open;
     int receive_fd, send_fd;
@@ -55,6 +58,7 @@ void channel_close(struct channel *channel)
         return;
     if (channel->open)
         nng_close(channel->socket);
+    reply_socket_close(channel->replies);
     free(channel);
 }
 
@@ -76,9 +80,7 @@ static int channel_open(enum channel_kind kind, const char *path, struct channel
         return error_set(ret_error, ENOMEM, "%s: no memory for a socket", path);
     snprintf(channel->url, sizeof channel->url, "ipc://%s", path);
 
-    int code = kind == CHANNEL_PAIR  ? nng_pair0_open(&channel->socket)
-               : kind == CHANNEL_REQ ? nng_req0_open(&channel->socket)
-                                     : nng_rep0_open(&channel->socket);
+    int code = kind == CHANNEL_PAIR ? nng_pair0_open(&channel->socket) : nng_req0_open(&channel->socket);
     if (code != 0)
         return channel_error(code, "cannot open a socket", channel->url, ret_error);
     channel->open = true;
@@ -99,8 +101,25 @@ static int channel_open(enum channel_kind kind, const char *path, struct channel
     return 0;
 }
 
+static int listen_for_requests(const char *path, struct channel **ret_channel, struct error *ret_error)
+{
+    _cleanup_(channel_closep) struct channel *channel = calloc(1, sizeof *channel);
+    if (!channel)
+        return error_set(ret_error, ENOMEM, "%s: no memory for a socket", path);
+    int status = reply_socket_listen(path, RECEIVE_MAX, &channel->replies, ret_error);
+    if (status < 0)
+        return status;
+    snprintf(channel->url, sizeof channel->url, "ipc://%s", path);
+    channel->receive_fd = reply_socket_fd(channel->replies);
+    channel->send_fd = -1;
+    *ret_channel = take_pointer(channel);
+    return 0;
+}
+
 int channel_listen(enum channel_kind kind, const char *path, struct channel **ret_channel, struct error *ret_error)
 {
+    if (kind == CHANNEL_REP)
+        return listen_for_requests(path, ret_channel, ret_error);
     _cleanup_(channel_closep) struct channel *channel = NULL;
     int status = channel_open(kind, path, &channel, ret_error);
     if (status < 0)
@@ -149,6 +168,11 @@ static int set_timeout(struct channel *channel, const char *option, int timeout_
 
 int channel_send(struct channel *channel, const void *bytes, size_t size, int timeout_ms, struct error *ret_error)
 {
+    if (channel->replies) {
+        reply_socket_send(channel->replies, &channel->asked, bytes, size);
+        channel->asked = (struct reply_address){0};
+        return 0;
+    }
     nng_msg *message;
     int code = nng_msg_alloc(&message, 0);
     if (code != 0)
@@ -165,9 +189,27 @@ int channel_send(struct channel *channel, const void *bytes, size_t size, int ti
     return 0;
 }
 
+static int receive_request(struct channel *channel, int timeout_ms, void **ret_bytes, size_t *ret_size,
+                           struct error *ret_error)
+{
+    for (;;) {
+        while (reply_socket_receive(channel->replies, &channel->asked, ret_bytes, ret_size) == 0)
+            if (*ret_bytes)
+                return 0;
+        struct pollfd wait = {.fd = channel->receive_fd, .events = POLLIN};
+        int ready = timeout_ms == 0 ? 0 : poll(&wait, 1, timeout_ms);
+        if (ready == 0)
+            return error_set(ret_error, timeout_ms == 0 ? EAGAIN : ETIMEDOUT, "%s: no request came", channel->url);
+        if (ready < 0 && errno != EINTR)
+            return error_set(ret_error, errno, "%s: cannot poll: %s", channel->url, strerror(errno));
+    }
+}
+
 int channel_receive(struct channel *channel, int timeout_ms, void **ret_bytes, size_t *ret_size,
                     struct error *ret_error)
 {
+    if (channel->replies)
+        return receive_request(channel, timeout_ms, ret_bytes, ret_size, ret_error);
     nng_msg *message;
     int code = set_timeout(channel, NNG_OPT_RECVTIMEO, timeout_ms);
     if (code == 0)

@@ -1,6 +1,6 @@
-/* A channel is an nng socket with its address: the only header through which the rest of the project sees nng (the
- * front's request socket, which needs raw mode, is in cmd/front). nng makes a dozen threads a process, which inherit
- * the opener's affinity: open channels before pinning. */
+/* A channel is an nng socket with its address: the only header through which the rest of the project sees nng. nng makes a
+ * dozen threads a process, which inherit the opener's affinity: open channels before pinning. A REP channel speaks nng's
+ * protocol without nng (reply_socket.h, which the front uses itself because it answers out of order). */
 #pragma once
 
 #include "proto/error.h"
@@ -27,10 +27,11 @@ void channel_close(struct channel *channel);
 /* A descriptor that polls readable when a message can be received. */
 int channel_fd(struct channel *channel);
 
-/* A descriptor that polls readable when a message can be sent (a PAIR: the other side is connected). */
+/* A descriptor that polls readable when a message can be sent (a PAIR: the other side is connected; a REP has none: -1). */
 int channel_send_fd(struct channel *channel);
 
-/* timeout_ms: negative waits for ever, 0 tries once. -EAGAIN (tried once) / -ETIMEDOUT, -ECONNRESET when closed. One
+/* A REP's send answers the request that was received last and never waits: a client that is gone has no answer.
+ * timeout_ms: negative waits for ever, 0 tries once. -EAGAIN (tried once) / -ETIMEDOUT, -ECONNRESET when closed. One
  * thread sends and one receives at a time. */
 int channel_send(struct channel *channel, const void *bytes, size_t size, int timeout_ms, struct error *ret_error);
 

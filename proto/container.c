@@ -358,6 +358,29 @@ static int parse_manifest(const char *path, const json_t *manifest, struct conta
     return require_version(path, manifest, "slice_bytes", (json_int_t)container->slice_bytes, ret_error);
 }
 
+/* A folder without a manifest: says what it is instead. */
+static int no_manifest(const char *path, struct error *ret_error)
+{
+    struct stat status;
+    if (stat(path, &status) < 0)
+        return error_set(ret_error, errno, "%s: %s; give the folder that `calypte convert` made", path, strerror(errno));
+    if (!S_ISDIR(status.st_mode))
+        return error_set(ret_error, ENOTDIR, "%s: is not a folder; give the folder that `calypte convert` made", path);
+    _cleanup_free_ char *config = NULL;
+    if (asprintf(&config, "%s/config.json", path) < 0) {
+        config = NULL;
+        return error_set(ret_error, ENOMEM, "%s: no memory", path);
+    }
+    if (access(config, F_OK) == 0)
+        return error_set(ret_error, ENOENT,
+                         "%s: is a Hugging Face folder and no container (it holds no %s); make one of it: "
+                         "`calypte convert %s DST`",
+                         path, CONTAINER_MANIFEST, path);
+    return error_set(ret_error, ENOENT,
+                     "%s: holds no %s: not a Calypte container, or its conversion is not finished (run it again)", path,
+                     CONTAINER_MANIFEST);
+}
+
 static int open_manifest(struct container *container, struct error *ret_error)
 {
     _cleanup_free_ char *path = NULL;
@@ -365,10 +388,8 @@ static int open_manifest(struct container *container, struct error *ret_error)
         path = NULL;
         return error_set(ret_error, ENOMEM, "%s: no memory", container->path);
     }
-    if (access(path, F_OK) < 0 && errno == ENOENT)
-        return error_set(ret_error, ENOENT,
-                         "%s: holds no %s: not a Calypte container, or its conversion is not finished (run it again)",
-                         container->path, CONTAINER_MANIFEST);
+    if (access(path, F_OK) < 0 && (errno == ENOENT || errno == ENOTDIR))
+        return no_manifest(container->path, ret_error);
     json_auto_t *manifest = NULL;
     int status = container_read_json(path, CONTAINER_MANIFEST_MAX, &manifest, ret_error);
     if (status == 0)

@@ -191,6 +191,8 @@ int settings_set(struct settings *settings, const char *name, const char *text, 
     return 0;
 }
 
+#define FILE_MAX ((size_t)1 << 20) /* bytes; a device may have no end */
+
 struct file_reader {
     struct settings *settings;
     const char *path;
@@ -217,12 +219,20 @@ int settings_load_file(struct settings *settings, const char *path, struct error
     _cleanup_fclose_ FILE *file = fopen(path, "re");
     if (!file)
         return error_set(ret_error, errno, "%s: cannot read the settings: %s", path, strerror(errno));
-    struct file_reader reader = {.settings = settings, .path = path, .error = ret_error};
-    int line = ini_parse_file(file, take_line, &reader);
-    if (reader.status < 0)
-        return reader.status;
+    _cleanup_free_ char *text = malloc(FILE_MAX + 1);
+    if (!text)
+        return error_set(ret_error, ENOMEM, "%s: no memory to read the settings", path);
+    size_t size = fread(text, 1, FILE_MAX + 1, file);
     if (ferror(file))
         return error_set(ret_error, EIO, "%s: cannot read the settings", path);
+    if (size > FILE_MAX || memchr(text, 0, size))
+        return error_set(ret_error, EINVAL, "%s: is no file of settings: it %s", path,
+                         size > FILE_MAX ? "has more than 1 MiB" : "holds a zero byte");
+    text[size] = 0;
+    struct file_reader reader = {.settings = settings, .path = path, .error = ret_error};
+    int line = ini_parse_string(text, take_line, &reader);
+    if (reader.status < 0)
+        return reader.status;
     if (line > 0)
         return error_set(ret_error, EINVAL, "%s: line %d is not `name = value`", path, line);
     if (line < 0)

@@ -6,7 +6,8 @@
 #   sh tests/check.sh --thread     the pool's protocol under ThreadSanitizer
 #   sh tests/check.sh --clang      a build with clang, warnings are errors
 #   sh tests/check.sh --format     every source file as .clang-format has it
-#   sh tests/check.sh --all        all of these
+#   sh tests/check.sh --tidy       clang-tidy as .clang-tidy has it (minutes of CPU)
+#   sh tests/check.sh --all        all of these but clang-tidy: what CI runs
 # What follows the option goes to `meson test`: sh tests/check.sh -- test_slot damage
 # Each kind has a build folder of its own below build/ (or $CALYPTE_BUILD). Logs of what failed are printed and stay in its
 # meson-logs/.
@@ -106,9 +107,14 @@ format() {
         xargs -0 clang-format --dry-run -Werror --style=file' sh "$top"
 }
 
+tidy() {
+    check "clang-tidy" sh -c 'find proto shm io_daemon compute cmd -name "*.c" -print0 |
+        xargs -0 -n 4 -P "$(nproc)" clang-tidy -p "$1" --quiet --warnings-as-errors="*"' sh "$builds/check"
+}
+
 mode=plain
 case ${1:-} in
-    --sanitize | --thread | --clang | --format | --all)
+    --sanitize | --thread | --clang | --format | --tidy | --all)
         mode=${1#--}
         shift
         ;;
@@ -129,6 +135,11 @@ case $mode in
     thread) thread ;;
     clang) with_clang ;;
     format) format ;;
+    tidy)
+        cd "$top"
+        [ -f "$builds/check/compile_commands.json" ] || build "$builds/check" ''
+        tidy
+        ;;
     all)
         plain
         with_clang

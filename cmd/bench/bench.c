@@ -20,8 +20,8 @@ struct bench_team {
     bench_work *work;
     void *context;
     uint64_t first, count;
-    uint64_t *began, *ended; /* [threads] ns */
-    int *cpus;               /* [threads] */
+    uint64_t *began, *ended, *cpu; /* [threads] ns: of the clock, and CPU time between them */
+    int *cpus;                     /* [threads] */
 };
 
 struct member {
@@ -44,8 +44,8 @@ struct bench_spread bench_spread(double *values, unsigned runs)
 
 json_t *bench_spread_json(const struct bench_spread *spread)
 {
-    return json_pack("{s:f, s:f, s:f, s:i}", "median", spread->median, "min", spread->least, "max", spread->most, "runs",
-                     (int)spread->runs);
+    return json_pack("{s:f, s:f, s:f, s:i}", "median", spread->median, "min", spread->least, "max", spread->most,
+                     "runs", (int)spread->runs);
 }
 
 void bench_cpu_name(char *ret_name, size_t size)
@@ -70,11 +70,9 @@ unsigned bench_usable_cpus(void)
     return count > 0 ? (unsigned)count : 1;
 }
 
-static uint64_t member_ns(const struct bench_team *team)
+static uint64_t cpu_ns(void)
 {
     struct timespec now;
-    if (!team->cpu_time)
-        return clock_ns();
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
@@ -95,9 +93,11 @@ static void *run_member(void *argument)
         pthread_barrier_wait(&team->begin);
         if (team->over)
             return NULL;
-        team->began[member.index] = member_ns(team);
+        uint64_t cpu = cpu_ns();
+        team->began[member.index] = clock_ns();
         team->work(team->context, member.index, team->threads, team->first, team->count);
-        team->ended[member.index] = member_ns(team);
+        team->ended[member.index] = clock_ns();
+        team->cpu[member.index] = cpu_ns() - cpu;
         pthread_barrier_wait(&team->end);
     }
     return NULL;
@@ -140,7 +140,9 @@ static int start_members(struct bench_team *team, struct error *ret_error)
         code = start_member(team);
     team->over = code != 0;
     pthread_mutex_unlock(&team->gate);
-    return code ? error_set(ret_error, code, "cannot start thread %u of %u: %s", team->started + 1, team->threads, strerror(code)) : 0;
+    return code ? error_set(ret_error, code, "cannot start thread %u of %u: %s", team->started + 1, team->threads,
+                            strerror(code))
+                : 0;
 }
 
 int bench_team_open(unsigned threads, bool cpu_time, struct bench_team **ret_team, struct error *ret_error)
@@ -153,12 +155,13 @@ int bench_team_open(unsigned threads, bool cpu_time, struct bench_team **ret_tea
     team->ids = calloc(threads, sizeof *team->ids);
     team->began = calloc(threads, sizeof *team->began);
     team->ended = calloc(threads, sizeof *team->ended);
+    team->cpu = calloc(threads, sizeof *team->cpu);
     team->cpus = calloc(threads, sizeof *team->cpus);
     pthread_barrier_init(&team->begin, NULL, threads + 1);
     pthread_barrier_init(&team->end, NULL, threads + 1);
     pthread_mutex_init(&team->gate, NULL);
     int status = 0;
-    if (!team->ids || !team->began || !team->ended || !team->cpus)
+    if (!team->ids || !team->began || !team->ended || !team->cpu || !team->cpus)
         status = error_set(ret_error, ENOMEM, "no memory for %u threads", threads);
     if (status == 0) {
         choose_cpus(team);
@@ -187,6 +190,7 @@ void bench_team_close(struct bench_team *team)
     free(team->ids);
     free(team->began);
     free(team->ended);
+    free(team->cpu);
     free(team->cpus);
     free(team);
 }
@@ -194,6 +198,15 @@ void bench_team_close(struct bench_team *team)
 unsigned bench_team_threads(const struct bench_team *team)
 {
     return team->threads;
+}
+
+/* CPU time of the last run's busiest thread, in seconds. */
+static double busiest(const struct bench_team *team)
+{
+    uint64_t most = 0;
+    for (unsigned t = 0; t < team->threads; t++)
+        most = team->cpu[t] > most ? team->cpu[t] : most;
+    return (double)most * 1e-9;
 }
 
 double bench_team_run(struct bench_team *team, bench_work *work, void *context, uint64_t first, uint64_t count)
@@ -204,13 +217,14 @@ double bench_team_run(struct bench_team *team, bench_work *work, void *context, 
     team->count = count;
     pthread_barrier_wait(&team->begin);
     pthread_barrier_wait(&team->end);
-    uint64_t began = team->began[0], ended = team->ended[0], most = 0;
-    for (unsigned t = 0; t < team->threads; t++) {
+    if (team->cpu_time)
+        return busiest(team);
+    uint64_t began = team->began[0], ended = team->ended[0];
+    for (unsigned t = 1; t < team->threads; t++) {
         began = team->began[t] < began ? team->began[t] : began;
         ended = team->ended[t] > ended ? team->ended[t] : ended;
-        most = team->ended[t] - team->began[t] > most ? team->ended[t] - team->began[t] : most;
     }
-    return (double)(team->cpu_time ? most : ended - began) * 1e-9;
+    return (double)(ended - began) * 1e-9;
 }
 
 static double run_load(struct bench_team *team, struct bench_load *load)
@@ -224,7 +238,9 @@ void bench_calibrate(struct bench_team *team, struct bench_load *load, double se
 {
     load->count = 1;
     for (;;) {
-        double took = run_load(team, load);
+        /* By CPU time: by the clock a run may be long because another program was on the CPU. */
+        run_load(team, load);
+        double took = busiest(team);
         if (took >= seconds / 4) {
             double fit = (double)load->count * seconds / took;
             load->count = fit < 1 ? 1 : (uint64_t)fit;
@@ -240,8 +256,8 @@ double bench_rate(struct bench_team *team, struct bench_load *load)
     return seconds > 0 ? (double)load->count * load->amount / seconds : 0;
 }
 
-void bench_compare(struct bench_team *team, struct bench_load *load, struct bench_load *limit, unsigned runs, double seconds,
-                   struct bench_spread *ret_figure, struct bench_spread *ret_limit)
+void bench_compare(struct bench_team *team, struct bench_load *load, struct bench_load *limit, unsigned runs,
+                   double seconds, struct bench_spread *ret_figure, struct bench_spread *ret_limit)
 {
     double figures[BENCH_RUNS_MAX], limits[BENCH_RUNS_MAX];
     if (limit->count == 0)

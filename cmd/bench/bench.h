@@ -1,5 +1,5 @@
-/* What the benchmarks share: pinned threads, repeated runs, and figures with their spread. The figure that counts is the best run's, as
- * in STREAM (McCalpin): what else runs on the machine only ever slows. */
+/* What the benchmarks share: pinned threads, repeated runs, and figures with their spread. The figure that counts is
+ * the best run's, as in STREAM (McCalpin): what else runs on the machine only ever slows. */
 #pragma once
 
 #include "proto/error.h"
@@ -37,8 +37,8 @@ struct bench_team;
 /* What a thread does of the items first .. first + count - 1; all threads get the same items. */
 typedef void bench_work(void *context, unsigned thread, unsigned threads, uint64_t first, uint64_t count);
 
-/* `cpu_time`: runs are timed by the CPU time of the thread that used most of it, for machines on which others work too; else by the
- * clock, from the first thread's start to the last one's end. */
+/* `cpu_time`: runs are timed by the CPU time of the thread that used most of it, for machines on which others work
+ * too; else by the clock, from the first thread's start to the last one's end. */
 int bench_team_open(unsigned threads, bool cpu_time, struct bench_team **ret_team, struct error *ret_error);
 void bench_team_close(struct bench_team *team);
 unsigned bench_team_threads(const struct bench_team *team);
@@ -46,7 +46,8 @@ unsigned bench_team_threads(const struct bench_team *team);
 /* Lets all threads work at once. Returns the seconds that it took. */
 double bench_team_run(struct bench_team *team, bench_work *work, void *context, uint64_t first, uint64_t count);
 
-/* Something to measure: `amount` (bytes, products) an item; `next` goes on from run to run, so that what was used last is used last. */
+/* Something to measure: `amount` (bytes, products) an item; `next` goes on from run to run, so that what was used
+ * last is used last. */
 struct bench_load {
     bench_work *work;
     void *context;
@@ -59,6 +60,7 @@ void bench_calibrate(struct bench_team *team, struct bench_load *load, double se
 /* One run: amount a second. */
 double bench_rate(struct bench_team *team, struct bench_load *load);
 
-/* Measures `load` and its `limit`, a run of the one after a run of the other, so that a machine that changes changes both. */
-void bench_compare(struct bench_team *team, struct bench_load *load, struct bench_load *limit, unsigned runs, double seconds,
-                   struct bench_spread *ret_figure, struct bench_spread *ret_limit);
+/* Measures `load` and its `limit`, a run of the one after a run of the other, so that a machine that changes changes
+ * both. */
+void bench_compare(struct bench_team *team, struct bench_load *load, struct bench_load *limit, unsigned runs,
+                   double seconds, struct bench_spread *ret_figure, struct bench_spread *ret_limit);

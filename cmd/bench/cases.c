@@ -1,4 +1,5 @@
-/* The kernels on GLM-5.2's shapes, as the forward pass calls them: every thread its own block rows of each matrix, or its own rows. */
+/* The kernels on GLM-5.2's shapes, as the forward pass calls them: every thread its own block rows of each matrix,
+ * or its own rows. */
 #include "cmd/bench/kernels.h"
 #include "proto/cleanup.h"
 
@@ -8,7 +9,7 @@
 
 #define HIDDEN 6144u
 #define WIDTH 2048u
-#define LATENT 576u   /* values of a latent that a query is multiplied with ... */
+#define LATENT 576u     /* values of a latent that a query is multiplied with ... */
 #define LATENT_SUM 512u /* ... and those that are summed */
 #define HEADS 64u
 #define HEADS_AT_ONCE 8u
@@ -47,15 +48,15 @@ struct measurement {
     const struct kernel_set *set;
     const struct bench_memory *memory;
     struct memory_list list;
-    float *x;                 /* floats, the case's own shape */
-    int8_t *q;                /* the same quantised */
+    float *x;  /* floats, the case's own shape */
+    int8_t *q; /* the same quantised */
     float *scales;
     int32_t *sums;
-    float *y;                 /* results */
-    struct matmul_row *rows;  /* [threads][rows] */
-    uint16_t *latents;        /* [n][LATENT] */
+    float *y;                /* results */
+    struct matmul_row *rows; /* [threads][rows] */
+    uint16_t *latents;       /* [n][LATENT] */
     uint32_t *index;
-    float *scratch;           /* [threads][scratch_floats] */
+    float *scratch; /* [threads][scratch_floats] */
     size_t scratch_floats;
 };
 
@@ -67,8 +68,9 @@ static void close_measurement(void *context)
     free(m);
 }
 
-static int open_measurement(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory,
-                            struct measurement **ret_measurement, struct error *ret_error)
+static int open_measurement(const struct bench_case *which, const struct kernel_set *set,
+                            const struct bench_memory *memory, struct measurement **ret_measurement,
+                            struct error *ret_error)
 {
     struct measurement *m = calloc(1, sizeof *m);
     if (!m)
@@ -106,8 +108,8 @@ static enum weight_format format_of(const struct bench_case *which)
 
 /* --- matrix products --- */
 
-static int open_matmul(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory, void **ret_context,
-                       double *ret_item_bytes, double *ret_item_macs, struct error *ret_error)
+static int open_matmul(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory,
+                       void **ret_context, double *ret_item_bytes, double *ret_item_macs, struct error *ret_error)
 {
     struct measurement *m;
     int status = open_measurement(which, set, memory, &m, ret_error);
@@ -134,8 +136,10 @@ static int open_matmul(const struct bench_case *which, const struct kernel_set *
         size_t first = (size_t)split(which->n / BLOCK_ROWS, t, memory->threads).first * BLOCK_ROWS;
         for (uint32_t r = 0; r < which->rows; r++) {
             size_t at = (size_t)r * which->k;
-            m->rows[(size_t)t * which->rows + r] = (struct matmul_row){
-                .q = m->q + at, .scales = m->scales + at / GROUP, .sums = m->sums + at / GROUP, .y = m->y + (size_t)r * which->n + first};
+            m->rows[(size_t)t * which->rows + r] = (struct matmul_row){.q = m->q + at,
+                                                                       .scales = m->scales + at / GROUP,
+                                                                       .sums = m->sums + at / GROUP,
+                                                                       .y = m->y + (size_t)r * which->n + first};
         }
     }
     uint32_t blocks = which->n / BLOCK_ROWS;
@@ -158,14 +162,15 @@ static void work_matmul(void *context, unsigned thread, unsigned threads, uint64
     matrices = with_scales < matrices ? with_scales : matrices;
     matmul_function *multiply = format == WEIGHT_INT4 ? m->set->matmul_int4 : m->set->matmul_int8;
     for (uint64_t i = first; matrices > 0 && i < first + count; i++)
-        multiply(m->memory->quanta[thread] + i % matrices * quanta, m->memory->scales[thread] + i % matrices * (scales / 2), blocks, k, FACTOR,
+        multiply(m->memory->quanta[thread] + i % matrices * quanta,
+                 m->memory->scales[thread] + i % matrices * (scales / 2), blocks, k, FACTOR,
                  m->rows + (size_t)thread * m->which->rows, m->which->rows);
 }
 
 /* --- the router: f32 products with bf16 weights --- */
 
-static int open_router(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory, void **ret_context,
-                       double *ret_item_bytes, double *ret_item_macs, struct error *ret_error)
+static int open_router(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory,
+                       void **ret_context, double *ret_item_bytes, double *ret_item_macs, struct error *ret_error)
 {
     struct measurement *m;
     int status = open_measurement(which, set, memory, &m, ret_error);
@@ -180,8 +185,9 @@ static int open_router(const struct bench_case *which, const struct kernel_set *
     fill_floats(m->x, (size_t)which->rows * which->k);
     for (unsigned t = 0; t < memory->threads; t++)
         for (uint32_t r = 0; r < which->rows; r++)
-            m->rows[(size_t)t * which->rows + r] = (struct matmul_row){
-                .x = m->x + (size_t)r * which->k, .y = m->y + (size_t)r * which->n + split(which->n, t, memory->threads).first};
+            m->rows[(size_t)t * which->rows + r] =
+                (struct matmul_row){.x = m->x + (size_t)r * which->k,
+                                    .y = m->y + (size_t)r * which->n + split(which->n, t, memory->threads).first};
     *ret_item_bytes = 2.0 * which->n * which->k;
     *ret_item_macs = (double)which->n * which->k * which->rows;
     *ret_context = m;
@@ -201,14 +207,16 @@ static void work_router(void *context, unsigned thread, unsigned threads, uint64
 
 /* --- attention over n keys: an item is one row of all heads a thread --- */
 
-static int open_attention(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory,
-                          void **ret_context, double *ret_item_bytes, double *ret_item_macs, struct error *ret_error)
+static int open_attention(const struct bench_case *which, const struct kernel_set *set,
+                          const struct bench_memory *memory, void **ret_context, double *ret_item_bytes,
+                          double *ret_item_macs, struct error *ret_error)
 {
     struct measurement *m;
     int status = open_measurement(which, set, memory, &m, ret_error);
     if (status < 0)
         return status;
-    m->scratch_floats = (size_t)KEY_BLOCK * LATENT + (size_t)HEADS_AT_ONCE * which->n + (size_t)HEADS_AT_ONCE * LATENT_SUM;
+    m->scratch_floats =
+        (size_t)KEY_BLOCK * LATENT + (size_t)HEADS_AT_ONCE * which->n + (size_t)HEADS_AT_ONCE * LATENT_SUM;
     m->x = take(&m->list, (size_t)QUERY_ROWS * HEADS * LATENT * sizeof *m->x);
     m->latents = take(&m->list, (size_t)which->n * LATENT * sizeof *m->latents);
     m->scratch = take(&m->list, memory->threads * m->scratch_floats * sizeof *m->scratch);
@@ -240,7 +248,8 @@ static void attend(const struct measurement *m, const float *q, float *scratch)
     for (uint32_t first = 0; first < count; first += KEY_BLOCK) {
         uint32_t block = count - first < KEY_BLOCK ? count - first : KEY_BLOCK;
         for (uint32_t h = 0; h < HEADS_AT_ONCE; h++)
-            set->softmax_block(scores + (size_t)h * count + first, block, set->maximum(scores + (size_t)h * count, first == 0 ? count : 1));
+            set->softmax_block(scores + (size_t)h * count + first, block,
+                               set->maximum(scores + (size_t)h * count, first == 0 ? count : 1));
         for (uint32_t t = 0; t < block; t++)
             set->load_f16(m->latents + (size_t)(first + t) * LATENT, LATENT, keys + (size_t)t * LATENT);
         set->attention_sum(scores + first, count, HEADS_AT_ONCE, keys, block, LATENT, LATENT_SUM, z);
@@ -252,13 +261,14 @@ static void work_attention(void *context, unsigned thread, unsigned threads, uin
     const struct measurement *m = context;
     for (uint64_t i = first; i < first + count; i++)
         for (uint32_t h = 0; h < HEADS; h += HEADS_AT_ONCE)
-            attend(m, m->x + ((i * threads + thread) % QUERY_ROWS * HEADS + h) * LATENT, m->scratch + thread * m->scratch_floats);
+            attend(m, m->x + ((i * threads + thread) % QUERY_ROWS * HEADS + h) * LATENT,
+                   m->scratch + thread * m->scratch_floats);
 }
 
 /* --- index scores of n keys, positions split over the threads --- */
 
-static int open_indexer(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory, void **ret_context,
-                        double *ret_item_bytes, double *ret_item_macs, struct error *ret_error)
+static int open_indexer(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory,
+                        void **ret_context, double *ret_item_bytes, double *ret_item_macs, struct error *ret_error)
 {
     struct measurement *m;
     int status = open_measurement(which, set, memory, &m, ret_error);
@@ -295,8 +305,8 @@ static void work_indexer(void *context, unsigned thread, unsigned threads, uint6
 
 /* --- the k best of n scores, one thread --- */
 
-static int open_select(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory, void **ret_context,
-                       double *ret_item_bytes, double *ret_item_macs, struct error *ret_error)
+static int open_select(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory,
+                       void **ret_context, double *ret_item_bytes, double *ret_item_macs, struct error *ret_error)
 {
     struct measurement *m;
     int status = open_measurement(which, set, memory, &m, ret_error);
@@ -324,8 +334,8 @@ static void work_select(void *context, unsigned thread, unsigned threads, uint64
 
 /* --- norms and SwiGLU with the quantisation behind them: an item is one row a thread, from memory --- */
 
-static int open_rows(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory, void **ret_context,
-                     double *ret_item_bytes, double *ret_item_macs, struct error *ret_error)
+static int open_rows(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory,
+                     void **ret_context, double *ret_item_bytes, double *ret_item_macs, struct error *ret_error)
 {
     struct measurement *m;
     int status = open_measurement(which, set, memory, &m, ret_error);
@@ -363,7 +373,8 @@ static void work_rmsnorm(void *context, unsigned thread, unsigned threads, uint6
     const struct measurement *m = context;
     float *y = m->y + (size_t)thread * m->which->n;
     for (uint64_t i = first; i < first + count; i++) {
-        m->set->rmsnorm(m->scratch + thread * m->scratch_floats + i % m->which->rows * m->which->n, m->x, m->which->n, 1e-5f, y);
+        m->set->rmsnorm(m->scratch + thread * m->scratch_floats + i % m->which->rows * m->which->n, m->x, m->which->n,
+                        1e-5f, y);
         quantise_row(m, thread, y);
     }
 }
@@ -380,9 +391,11 @@ static void work_swiglu(void *context, unsigned thread, unsigned threads, uint64
     }
 }
 
-#define MATMUL(name, bound, rows) \
-    {name, bound, rows, HIDDEN, WIDTH, open_matmul, work_matmul, close_measurement}, \
-    {name, bound, rows, WIDTH, HIDDEN, open_matmul, work_matmul, close_measurement}
+#define MATMUL(name, bound, rows)                                                                                      \
+    {name, bound, rows, HIDDEN, WIDTH, open_matmul, work_matmul, close_measurement},                                   \
+    {                                                                                                                  \
+        name, bound, rows, WIDTH, HIDDEN, open_matmul, work_matmul, close_measurement                                  \
+    }
 
 const struct bench_case bench_cases[] = {
     MATMUL("int4_gemv", BOUND_READ, 1),

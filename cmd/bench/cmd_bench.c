@@ -21,7 +21,8 @@ static const struct part {
 
 static void print_help(FILE *file)
 {
-    fprintf(file, "calypte bench PART [ARGUMENTS]\nFigures of this machine, with the physical limit measured beside them.\n\nParts:\n");
+    fprintf(file, "calypte bench PART [ARGUMENTS]\nFigures of this machine, with the physical limit measured beside "
+                  "them.\n\nParts:\n");
     for (size_t i = 0; i < PARTS; i++)
         fprintf(file, "  %-12s %s\n", parts[i].name, parts[i].summary);
     fprintf(file, "\n`calypte bench PART --help` says more.\n");

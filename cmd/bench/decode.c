@@ -1,5 +1,5 @@
-/* calypte bench decode and bench prefill: a whole instance on a whole model, against the bandwidth and the dot instruction of the
- * machine, which are measured first, in the same run. */
+/* calypte bench decode and bench prefill: a whole instance on a whole model, against the bandwidth and the dot
+ * instruction of the machine, which are measured first, in the same run. */
 #include "cmd/bench/memory.h"
 #include "cmd/bench/volume.h"
 #include "cmd/cli/client.h"
@@ -15,6 +15,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+#define CHUNK_MOST 4096u /* of the setting prefill_chunk */
 
 enum { FLAG_CONTEXT, FLAG_TOKENS, FLAG_RUNS, FLAG_SECONDS, FLAG_BYTES, FLAG_JSON };
 enum { FLAG_ROWS = FLAG_CONTEXT, FLAG_CHUNK = FLAG_TOKENS };
@@ -32,7 +34,8 @@ static const struct flag decode_flags[] = {
 static const struct command_line decode_syntax = {
     .command = "bench decode",
     .operands = "MODEL",
-    .summary = "Tokens a second of one answer, and what the bandwidth of this machine allows for the bytes that a token reads.",
+    .summary = "Tokens a second of one answer, and what the bandwidth of this machine allows for the bytes that a "
+               "token reads.",
     .details = "An instance is used or started as by `calypte run`. A first run, which is not counted, fills the pool.",
     .flags = decode_flags,
     .settings = true,
@@ -42,7 +45,8 @@ static const struct command_line decode_syntax = {
 
 static const struct flag prefill_flags[] = {
     [FLAG_ROWS] = {"--rows", NULL, "N", "tokens of the prompt (default 512)"},
-    [FLAG_CHUNK] = {"--chunk", NULL, "N", "tokens of a step, prefill_chunk of the instance (default: all, at most 4096)"},
+    [FLAG_CHUNK] = {"--chunk", NULL, "N",
+                    "tokens of a step, prefill_chunk of the instance (default: all, at most 4096)"},
     [FLAG_RUNS] = {"--runs", NULL, "N", "runs; the best one counts (default 5)"},
     [FLAG_SECONDS] = {"--seconds", NULL, "S", "time of a run that measures bandwidth or dot instruction (default 0.2)"},
     [FLAG_BYTES] = {"--bytes", NULL, "MIB", "memory that measures the bandwidth, in MiB (default 1200)"},
@@ -53,7 +57,8 @@ static const struct flag prefill_flags[] = {
 static const struct command_line prefill_syntax = {
     .command = "bench prefill",
     .operands = "MODEL",
-    .summary = "Tokens a second of a prompt, and what the dot instruction and the bandwidth of this machine allow for them.",
+    .summary =
+        "Tokens a second of a prompt, and what the dot instruction and the bandwidth of this machine allow for them.",
     .details = "An instance is used or started as by `calypte run`. A first run, which is not counted, fills the pool.",
     .flags = prefill_flags,
     .settings = true,
@@ -62,10 +67,20 @@ static const struct command_line prefill_syntax = {
 };
 
 /* Counters of the instance that a run is the difference of. */
-enum counted { COUNTED_STEPS, COUNTED_STEP_S, COUNTED_MATMUL, COUNTED_FLIGHT, COUNTED_FRONT, COUNTED_HITS, COUNTED_MISSES, COUNTED_DISK, COUNTED_PARTS };
+enum counted {
+    COUNTED_STEPS,
+    COUNTED_STEP_S,
+    COUNTED_MATMUL,
+    COUNTED_FLIGHT,
+    COUNTED_FRONT,
+    COUNTED_HITS,
+    COUNTED_MISSES,
+    COUNTED_DISK,
+    COUNTED_PARTS
+};
 
 static const char *const counted_names[COUNTED_PARTS] = {
-    [COUNTED_STEPS] = "steps",           [COUNTED_STEP_S] = "step_seconds",  [COUNTED_MATMUL] = "matmul_seconds",
+    [COUNTED_STEPS] = "steps",           [COUNTED_STEP_S] = "step_seconds", [COUNTED_MATMUL] = "matmul_seconds",
     [COUNTED_FLIGHT] = "flight_seconds", [COUNTED_FRONT] = "front_seconds", [COUNTED_HITS] = "hits",
     [COUNTED_MISSES] = "misses",         [COUNTED_DISK] = "load_bytes",
 };
@@ -79,7 +94,7 @@ struct bench {
     const char *command;
     struct arguments arguments;
     bool prefill;
-    uint32_t prompt, tokens; /* tokens: of the answer */
+    uint32_t prompt, tokens, chunk; /* tokens: of the answer; chunk: prompt tokens a step, of a prefill */
     unsigned runs;
     double seconds;
     uint64_t megabytes;
@@ -136,7 +151,8 @@ static int measure_limits(struct bench *bench, struct error *ret_error)
         status = bench_reading_open(team, &memory, bench->threads, bench->seconds, &reading, &load, ret_error);
     if (status == 0) {
         bench->read = measure(team, &load, bench->seconds);
-        load = (struct bench_load){.work = work_dot, .context = (void *)(uintptr_t)bench->peak,
+        load = (struct bench_load){.work = work_dot,
+                                   .context = (void *)(uintptr_t)bench->peak,
                                    .amount = (double)bench->peak->run_dot(1) * bench->threads};
         bench->dot = measure(team, &load, bench->seconds);
     }
@@ -159,12 +175,8 @@ static int open_instance(struct bench *bench, int interrupt_fd, struct error *re
 {
     struct settings *settings = &bench->arguments.settings;
     int status = set_number(settings, "context", (uint64_t)bench->prompt + bench->tokens, ret_error);
-    if (status == 0 && bench->prefill) {
-        uint64_t chunk = bench->prompt < 4096 ? bench->prompt : 4096;
-        if (arguments_integer(&bench->arguments, FLAG_CHUNK, 1, 4096, &chunk))
-            return error_set(ret_error, EINVAL, "--chunk is wrong");
-        status = set_number(settings, "prefill_chunk", chunk, ret_error);
-    }
+    if (status == 0 && bench->prefill)
+        status = set_number(settings, "prefill_chunk", bench->chunk, ret_error);
     if (status == 0)
         status = target_open(bench->arguments.operands[0], NULL, settings, interrupt_fd, &bench->target, ret_error);
     if (status == 0)
@@ -189,7 +201,8 @@ static int take_counters(struct bench *bench, struct figures *ret_figures, struc
     return 0;
 }
 
-/* One request. Prompts of a decode are the same, and all but their last token stay in the session; prefills differ by `run`. */
+/* One request. Prompts of a decode are the same, and all but their last token stay in the session; prefills differ
+ * by `run`. */
 static int ask(struct bench *bench, unsigned run, uint32_t max_tokens, json_t **ret_answer, struct error *ret_error)
 {
     uint32_t state = bench->prefill ? run + 1 : 1, vocab = bench->container->config.vocab;
@@ -198,7 +211,8 @@ static int ask(struct bench *bench, unsigned run, uint32_t max_tokens, json_t **
         state = state * 1664525u + 1013904223u; /* Numerical Recipes, chapter 7.1 */
         json_array_append_new(tokens, json_integer((json_int_t)((uint64_t)state * vocab >> 32)));
     }
-    json_t *request = json_pack("{s:s, s:o, s:i, s:b}", "op", "generate", "tokens", tokens, "max_tokens", (int)max_tokens, "ignore_eos", 1);
+    json_t *request = json_pack("{s:s, s:o, s:i, s:b}", "op", "generate", "tokens", tokens, "max_tokens",
+                                (int)max_tokens, "ignore_eos", 1);
     if (request && !bench->prefill) {
         char session[32];
         snprintf(session, sizeof session, "bench-%d", getpid());
@@ -221,9 +235,11 @@ static int measure_run(struct bench *bench, unsigned run, struct figures *ret_fi
             ret_figures->counted[i] -= before.counted[i];
         for (int p = 0; p < STEP_PARTS; p++)
             ret_figures->part_s[p] -= before.part_s[p];
-        /* Every step of a decode gives a token, also the first one, which computes the last token of the prompt again. */
+        /* Every step of a decode gives a token, also the first one, which computes the last token of the prompt
+         * again. */
         const json_t *timing = json_object_get(answer, "timing");
-        double wall = json_number_value(json_object_get(timing, "total_s")) - json_number_value(json_object_get(timing, "queue_s"));
+        double wall = json_number_value(json_object_get(timing, "total_s")) -
+                      json_number_value(json_object_get(timing, "queue_s"));
         ret_figures->tokens_per_s = wall > 0 ? (bench->prefill ? bench->prompt : bench->tokens) / wall : 0;
     }
     json_decref(answer);
@@ -256,10 +272,10 @@ static int measure_runs(struct bench *bench, struct error *ret_error)
 /* --- the result --- */
 
 struct result {
-    struct bench_volume volume; /* of the run, all its tokens */
-    double tokens;              /* that count */
+    struct bench_volume volume;   /* of the run, all its tokens */
+    double tokens;                /* that count */
     double read_limit, dot_limit; /* tokens a second */
-    double gmacs;               /* of the products, in their own time */
+    double gmacs;                 /* of the products, in their own time */
 };
 
 static struct result result_of(const struct bench *bench)
@@ -308,25 +324,31 @@ static void print_json(const struct bench *bench, const struct result *result)
     char cpu[128];
     bench_cpu_name(cpu, sizeof cpu);
     double wait = bench->best.part_s[PART_WAIT];
-    json_t *disk = json_pack("{s:I, s:f, s:f, s:n}", "bytes", (json_int_t)counted[COUNTED_DISK], "demand_s", wait, "gbps",
-                             wait > 0 ? counted[COUNTED_DISK] / wait * 1e-9 : 0.0, "iobench_gbps");
-    json_t *pool = json_pack("{s:O?, s:I, s:I}", "slots", json_object_get(json_object_get(bench->status, "pool"), "slots"), "hits",
-                             (json_int_t)counted[COUNTED_HITS], "misses", (json_int_t)counted[COUNTED_MISSES]);
+    json_t *disk = json_pack("{s:I, s:f, s:f, s:n}", "bytes", (json_int_t)counted[COUNTED_DISK], "demand_s", wait,
+                             "gbps", wait > 0 ? counted[COUNTED_DISK] / wait * 1e-9 : 0.0, "iobench_gbps");
+    json_t *pool =
+        json_pack("{s:O?, s:I, s:I}", "slots", json_object_get(json_object_get(bench->status, "pool"), "slots"), "hits",
+                  (json_int_t)counted[COUNTED_HITS], "misses", (json_int_t)counted[COUNTED_MISSES]);
     json_t *matmul = json_pack("{s:f, s:f, s:f, s:s, s:f, s:f}", "s", counted[COUNTED_MATMUL], "share_of_steps",
-                               counted[COUNTED_STEP_S] > 0 ? counted[COUNTED_MATMUL] / counted[COUNTED_STEP_S] : 0.0, "gmacs", result->gmacs,
-                               "instruction", bench->peak->dot, "limit", bench->dot.most, "share",
-                               bench->dot.most > 0 ? result->gmacs / bench->dot.most : 0.0);
-    json_auto_t *object = json_pack(
-        "{s:f, s:f, s:f, s:f, s:s, s:o, s:f, s:f, s:f, s:o, s:o, s:o}", "tokens_per_s", bench->best.tokens_per_s, "bytes_per_token",
-        result->volume.bytes / result->tokens, "limit_tokens_per_s", limit, "share", limit > 0 ? bench->best.tokens_per_s / limit : 0.0,
-        "bound", result->read_limit < result->dot_limit ? "read bandwidth" : bench->peak->dot, "parts", parts_json(bench), "steps_s",
-        counted[COUNTED_STEP_S], "flight_s", counted[COUNTED_FLIGHT], "front_s", counted[COUNTED_FRONT], "matmul", matmul, "disk", disk, "pool",
-        pool);
-    json_object_update_new(object, json_pack("{s:s, s:s, s:i, s:i, s:i, s:f, s:o, s:f, s:o, s:I}", "cpu", cpu, "isa", bench->peak->set,
-                                             "threads", (int)bench->threads, bench->prefill ? "rows" : "context", (int)bench->prompt, "tokens",
-                                             (int)result->tokens, "read_gbps", bench->read.most, "read_spread",
-                                             bench_spread_json(&bench->read), "macs_per_token", result->volume.macs / result->tokens,
-                                             "spread", bench_spread_json(&bench->tokens_per_s), "steps", (json_int_t)counted[COUNTED_STEPS]));
+                               counted[COUNTED_STEP_S] > 0 ? counted[COUNTED_MATMUL] / counted[COUNTED_STEP_S] : 0.0,
+                               "gmacs", result->gmacs, "instruction", bench->peak->dot, "limit", bench->dot.most,
+                               "share", bench->dot.most > 0 ? result->gmacs / bench->dot.most : 0.0);
+    json_auto_t *object =
+        json_pack("{s:f, s:f, s:f, s:f, s:s, s:o, s:f, s:f, s:f, s:o, s:o, s:o}", "tokens_per_s",
+                  bench->best.tokens_per_s, "bytes_per_token", result->volume.bytes / result->tokens,
+                  "limit_tokens_per_s", limit, "share", limit > 0 ? bench->best.tokens_per_s / limit : 0.0, "bound",
+                  result->read_limit < result->dot_limit ? "read bandwidth" : bench->peak->dot, "parts",
+                  parts_json(bench), "steps_s", counted[COUNTED_STEP_S], "flight_s", counted[COUNTED_FLIGHT], "front_s",
+                  counted[COUNTED_FRONT], "matmul", matmul, "disk", disk, "pool", pool);
+    json_object_update_new(
+        object,
+        json_pack("{s:s, s:s, s:i, s:i, s:i, s:f, s:o, s:f, s:o, s:I}", "cpu", cpu, "isa", bench->peak->set, "threads",
+                  (int)bench->threads, bench->prefill ? "rows" : "context", (int)bench->prompt, "tokens",
+                  (int)result->tokens, "read_gbps", bench->read.most, "read_spread", bench_spread_json(&bench->read),
+                  "macs_per_token", result->volume.macs / result->tokens, "spread",
+                  bench_spread_json(&bench->tokens_per_s), "steps", (json_int_t)counted[COUNTED_STEPS]));
+    json_object_set(object, "workers", json_object_get(bench->status, "workers"));
+    json_object_set(object, "worker_threads", json_object_get(bench->status, "threads"));
     json_dumpf(object, stdout, JSON_INDENT(1));
     putchar('\n');
 }
@@ -338,13 +360,15 @@ static void print_lines(const struct bench *bench, const struct result *result)
     char cpu[128];
     bench_cpu_name(cpu, sizeof cpu);
     printf("cpu       %s, %u threads, kernels %s\n", cpu, bench->threads, bench->peak->set);
-    printf("speed     %.2f tokens/s (%.2f to %.2f in %u runs of %.0f tokens %s %u)\n", bench->best.tokens_per_s, bench->tokens_per_s.least,
-           bench->tokens_per_s.most, bench->tokens_per_s.runs, result->tokens, bench->prefill ? "of a prompt of" : "after", bench->prompt);
+    printf("speed     %.2f tokens/s (%.2f to %.2f in %u runs of %.0f tokens %s %u)\n", bench->best.tokens_per_s,
+           bench->tokens_per_s.least, bench->tokens_per_s.most, bench->tokens_per_s.runs, result->tokens,
+           bench->prefill ? "of a prompt of" : "after", bench->prompt);
     printf("memory    %.2f MB a token, at %.2f GB/s (%.2f to %.2f) at most %.2f tokens/s: %.1f %%\n",
-           result->volume.bytes / result->tokens * 1e-6, bench->read.most, bench->read.least, bench->read.most, result->read_limit,
-           100 * bench->best.tokens_per_s / result->read_limit);
-    printf("matmul    %.2f GMAC a token, at %.1f GMAC/s (%s) at most %.2f tokens/s: %.1f %%\n", result->volume.macs / result->tokens * 1e-9,
-           bench->dot.most, bench->peak->dot, result->dot_limit, 100 * bench->best.tokens_per_s / result->dot_limit);
+           result->volume.bytes / result->tokens * 1e-6, bench->read.most, bench->read.least, bench->read.most,
+           result->read_limit, 100 * bench->best.tokens_per_s / result->read_limit);
+    printf("matmul    %.2f GMAC a token, at %.1f GMAC/s (%s) at most %.2f tokens/s: %.1f %%\n",
+           result->volume.macs / result->tokens * 1e-9, bench->dot.most, bench->peak->dot, result->dot_limit,
+           100 * bench->best.tokens_per_s / result->dot_limit);
     printf("          %.1f %% of the steps' time, %.1f GMAC/s in it: %.1f %%\n",
            counted[COUNTED_STEP_S] > 0 ? 100 * counted[COUNTED_MATMUL] / counted[COUNTED_STEP_S] : 0.0, result->gmacs,
            bench->dot.most > 0 ? 100 * result->gmacs / bench->dot.most : 0.0);
@@ -354,7 +378,8 @@ static void print_lines(const struct bench *bench, const struct result *result)
             printf(" %s %.3f", step_part_name((enum step_part)p), 1e3 * bench->best.part_s[p] / steps);
     printf("\nbetween   %.3f ms in the front, %.3f ms in messages\n", 1e3 * counted[COUNTED_FRONT] / steps,
            1e3 * (counted[COUNTED_FLIGHT] - counted[COUNTED_STEP_S]) / steps);
-    printf("experts   %.0f hits, %.0f misses, %.1f MB from disk\n", counted[COUNTED_HITS], counted[COUNTED_MISSES], counted[COUNTED_DISK] * 1e-6);
+    printf("experts   %.0f hits, %.0f misses, %.1f MB from disk\n", counted[COUNTED_HITS], counted[COUNTED_MISSES],
+           counted[COUNTED_DISK] * 1e-6);
 }
 
 static int run(struct bench *bench, int interrupt_fd, struct error *ret_error)
@@ -422,5 +447,9 @@ int bench_prefill(int argc, char **argv)
         return code;
     if (arguments_integer(&bench.arguments, FLAG_ROWS, 2, 1u << 23, &rows))
         return EXIT_USAGE;
+    uint64_t chunk = rows < CHUNK_MOST ? rows : CHUNK_MOST;
+    if (arguments_integer(&bench.arguments, FLAG_CHUNK, 1, CHUNK_MOST, &chunk))
+        return EXIT_USAGE;
+    bench.chunk = (uint32_t)chunk;
     return bench_model(&bench, rows, 1);
 }

@@ -16,11 +16,13 @@ static const struct flag flags[] = {
     [FLAG_ISA] = {"--isa", NULL, "NAME", "only this kernel set"},
     [FLAG_KERNEL] = {"--kernel", NULL, "NAME", "only this kernel, as int4_gemv or topk"},
     [FLAG_ROWS] = {"--rows", NULL, "N", "only with this number of rows"},
-    [FLAG_THREADS] = {"--threads", NULL, "N", "threads, each on a CPU of its own (default: the CPUs that this process may use)"},
+    [FLAG_THREADS] = {"--threads", NULL, "N",
+                      "threads, each on a CPU of its own (default: the CPUs that this process may use)"},
     [FLAG_SECONDS] = {"--seconds", NULL, "S", "time of a run (default 0.1)"},
     [FLAG_RUNS] = {"--runs", NULL, "N", "runs; the best one counts (default 5)"},
     [FLAG_BYTES] = {"--bytes", NULL, "MIB", "weights in memory, in MiB (default 1200: more than any cache holds)"},
-    [FLAG_CPU_TIME] = {"--cpu-time", NULL, NULL, "count CPU time instead of the clock's: for a machine on which others work too"},
+    [FLAG_CPU_TIME] = {"--cpu-time", NULL, NULL,
+                       "count CPU time instead of the clock's: for a machine on which others work too"},
     [FLAG_JSON] = {"--json", NULL, NULL, "print the figures as JSON"},
     {NULL, NULL, NULL, NULL},
 };
@@ -29,8 +31,10 @@ static const struct command_line syntax = {
     .command = "bench kernels",
     .operands = "",
     .summary = "Speed of each kernel of each instruction set that runs here, and its share of what the machine allows.",
-    .details = "Limits are measured run by run beside the kernels: the read bandwidth of all threads, or the rate of the set's own dot\n"
-               "(or multiply-add) instruction without memory. Figures are the best run's; the spread stands beside them.",
+    .details =
+        "Limits are measured run by run beside the kernels: the read bandwidth of all threads, or the rate of the "
+        "set's own dot\n"
+        "(or multiply-add) instruction without memory. Figures are the best run's; the spread stands beside them.",
     .flags = flags,
 };
 
@@ -68,10 +72,14 @@ static void work_fma(void *context, unsigned thread, unsigned threads, uint64_t 
 static void use_peak(struct bench *bench, const struct peak *peak)
 {
     bench->peak = peak;
-    bench->limits[BOUND_DOT] = (struct bench_load){
-        .work = work_dot, .context = &bench->peak, .amount = peak ? (double)peak->run_dot(1) * (double)bench->threads : 0};
-    bench->limits[BOUND_FMA] = (struct bench_load){
-        .work = work_fma, .context = &bench->peak, .amount = peak ? (double)peak->run_fma(1) * (double)bench->threads : 0};
+    bench->limits[BOUND_DOT] =
+        (struct bench_load){.work = work_dot,
+                            .context = &bench->peak,
+                            .amount = peak ? (double)peak->run_dot(1) * (double)bench->threads : 0};
+    bench->limits[BOUND_FMA] =
+        (struct bench_load){.work = work_fma,
+                            .context = &bench->peak,
+                            .amount = peak ? (double)peak->run_fma(1) * (double)bench->threads : 0};
 }
 
 static bool is_read(enum bench_bound bound)
@@ -82,42 +90,40 @@ static bool is_read(enum bench_bound bound)
 static const char *bound_name(const struct bench *bench, enum bench_bound bound)
 {
     switch (bound) {
-    case BOUND_READ:
-        return "read bandwidth";
-    case BOUND_READ_ONE:
-        return "read bandwidth of a thread";
-    case BOUND_DOT:
-        return bench->peak->dot;
-    case BOUND_FMA:
-        return bench->peak->fma;
+    case BOUND_READ: return "read bandwidth";
+    case BOUND_READ_ONE: return "read bandwidth of a thread";
+    case BOUND_DOT: return bench->peak->dot;
+    case BOUND_FMA: return bench->peak->fma;
     }
     return "?";
 }
 
-static void report(struct bench *bench, const struct bench_case *which, const struct kernel_set *set, double bytes, double macs,
-                   const struct bench_spread *figure, const struct bench_spread *limit)
+static void report(struct bench *bench, const struct bench_case *which, const struct kernel_set *set, double bytes,
+                   double macs, const struct bench_spread *figure, const struct bench_spread *limit)
 {
     double amount = is_read(which->bound) ? bytes : macs, per_second = amount > 0 ? figure->most * 1e9 / amount : 0;
-    double gbps = bytes * per_second * 1e-9, gmacs = macs * per_second * 1e-9, microseconds = per_second > 0 ? 1e6 / per_second : 0;
+    double gbps = bytes * per_second * 1e-9, gmacs = macs * per_second * 1e-9,
+           microseconds = per_second > 0 ? 1e6 / per_second : 0;
     double share = limit->most > 0 ? figure->most / limit->most : 0;
     if (!bench->arguments.values[FLAG_JSON]) {
         char shape[32];
         snprintf(shape, sizeof shape, "%u x %u x %u", which->rows, which->n, which->k);
-        printf("%-17s %-8s %-18s %8.2f GB/s %8.1f GMAC/s %10.1f us  %5.1f %% of %6.1f %s (%s); %.1f to %.1f\n", which->name, set->name, shape,
-               gbps, gmacs, microseconds, share * 100, limit->most, is_read(which->bound) ? "GB/s" : "GMAC/s",
-               bound_name(bench, which->bound), figure->least, figure->most);
+        printf("%-17s %-8s %-18s %8.2f GB/s %8.1f GMAC/s %10.1f us  %5.1f %% of %6.1f %s (%s); %.1f to %.1f\n",
+               which->name, set->name, shape, gbps, gmacs, microseconds, share * 100, limit->most,
+               is_read(which->bound) ? "GB/s" : "GMAC/s", bound_name(bench, which->bound), figure->least, figure->most);
         fflush(stdout);
         return;
     }
-    json_array_append_new(
-        bench->results,
-        json_pack("{s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:s, s:o, s:o}", "name", which->name, "isa", set->name, "rows",
-                  (int)which->rows, "n", (int)which->n, "k", (int)which->k, "gbps", gbps, "gmacs", gmacs, "us", microseconds, "limit",
-                  limit->most, "share", share, "bound", bound_name(bench, which->bound), "spread", bench_spread_json(figure),
-                  "limit_spread", bench_spread_json(limit)));
+    json_array_append_new(bench->results,
+                          json_pack("{s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:s, s:o, s:o}", "name",
+                                    which->name, "isa", set->name, "rows", (int)which->rows, "n", (int)which->n, "k",
+                                    (int)which->k, "gbps", gbps, "gmacs", gmacs, "us", microseconds, "limit",
+                                    limit->most, "share", share, "bound", bound_name(bench, which->bound), "spread",
+                                    bench_spread_json(figure), "limit_spread", bench_spread_json(limit)));
 }
 
-static int run_case(struct bench *bench, const struct bench_case *which, const struct kernel_set *set, struct error *ret_error)
+static int run_case(struct bench *bench, const struct bench_case *which, const struct kernel_set *set,
+                    struct error *ret_error)
 {
     const char *kernel = bench->arguments.values[FLAG_KERNEL];
     if ((kernel && strcmp(kernel, which->name) != 0) || (bench->rows && bench->rows != which->rows))
@@ -169,12 +175,14 @@ static int run_sets(struct bench *bench, struct error *ret_error)
 
 static int parse(int argc, char **argv, struct bench *bench)
 {
-    *bench = (struct bench){.threads = bench_usable_cpus(), .runs = 5, .megabytes = BENCH_WEIGHT_BYTES >> 20, .seconds = 0.1};
+    *bench = (struct bench){
+        .threads = bench_usable_cpus(), .runs = 5, .megabytes = BENCH_WEIGHT_BYTES >> 20, .seconds = 0.1};
     const struct arguments *arguments = &bench->arguments;
     int code = arguments_parse(&syntax, argc, argv, &bench->arguments);
     if (code != ARGUMENTS_GO_ON)
         return code;
-    if (arguments_integer(arguments, FLAG_THREADS, 1, 1024, &bench->threads) || arguments_integer(arguments, FLAG_ROWS, 1, 4096, &bench->rows) ||
+    if (arguments_integer(arguments, FLAG_THREADS, 1, 1024, &bench->threads) ||
+        arguments_integer(arguments, FLAG_ROWS, 1, 4096, &bench->rows) ||
         arguments_real(arguments, FLAG_SECONDS, 1e-4, 60, &bench->seconds) ||
         arguments_integer(arguments, FLAG_RUNS, 1, BENCH_RUNS_MAX, &bench->runs) ||
         arguments_integer(arguments, FLAG_BYTES, 16, 1 << 20, &bench->megabytes))
@@ -183,21 +191,25 @@ static int parse(int argc, char **argv, struct bench *bench)
     bool known = !kernel;
     for (size_t c = 0; c < bench_case_count; c++)
         known = known || !strcmp(kernel, bench_cases[c].name);
-    return known ? ARGUMENTS_GO_ON : usage_error("bench kernels", "--kernel %s is unknown, known are int4_gemv, int8_gemv, int4_gemm, "
-                                                 "int8_gemm, attention, indexer, topk, router, rmsnorm_quantise, swiglu_quantise", kernel);
+    return known ? ARGUMENTS_GO_ON
+                 : usage_error("bench kernels",
+                               "--kernel %s is unknown, known are int4_gemv, int8_gemv, int4_gemm, "
+                               "int8_gemm, attention, indexer, topk, router, rmsnorm_quantise, swiglu_quantise",
+                               kernel);
 }
 
 static int run(struct bench *bench, struct error *ret_error)
 {
-    int status = bench_team_open((unsigned)bench->threads, bench->arguments.values[FLAG_CPU_TIME] != NULL, &bench->team, ret_error);
+    int status = bench_team_open((unsigned)bench->threads, bench->arguments.values[FLAG_CPU_TIME] != NULL, &bench->team,
+                                 ret_error);
     if (status == 0)
         status = bench_memory_open(bench->team, bench->megabytes << 20, &bench->memory, ret_error);
     if (status == 0)
-        status = bench_reading_open(bench->team, &bench->memory, (unsigned)bench->threads, bench->seconds, &bench->reading[0],
-                                    &bench->limits[BOUND_READ], ret_error);
+        status = bench_reading_open(bench->team, &bench->memory, (unsigned)bench->threads, bench->seconds,
+                                    &bench->reading[0], &bench->limits[BOUND_READ], ret_error);
     if (status == 0)
-        status = bench_reading_open(bench->team, &bench->memory, 1, bench->seconds, &bench->reading[1], &bench->limits[BOUND_READ_ONE],
-                                    ret_error);
+        status = bench_reading_open(bench->team, &bench->memory, 1, bench->seconds, &bench->reading[1],
+                                    &bench->limits[BOUND_READ_ONE], ret_error);
     if (status < 0)
         return status;
     char cpu[128];
@@ -209,14 +221,15 @@ static int run(struct bench *bench, struct error *ret_error)
     struct bench_spread read = bench_spread(rates, (unsigned)bench->runs);
     if (!bench->arguments.values[FLAG_JSON]) {
         printf("%s, %llu threads, %llu MiB of weights, read bandwidth %.2f GB/s (%.2f to %.2f in %u runs)\n"
-               "kernel            set      rows x n x k\n", cpu, (unsigned long long)bench->threads,
-               (unsigned long long)bench->megabytes, read.most, read.least, read.most, read.runs);
+               "kernel            set      rows x n x k\n",
+               cpu, (unsigned long long)bench->threads, (unsigned long long)bench->megabytes, read.most, read.least,
+               read.most, read.runs);
         return run_sets(bench, ret_error);
     }
     bench->results = json_array();
     status = run_sets(bench, ret_error);
-    json_auto_t *object = json_pack("{s:s, s:I, s:f, s:o, s:I, s:o}", "cpu", cpu, "threads", (json_int_t)bench->threads, "read_gbps",
-                                    read.most, "read_spread", bench_spread_json(&read), "weight_bytes",
+    json_auto_t *object = json_pack("{s:s, s:I, s:f, s:o, s:I, s:o}", "cpu", cpu, "threads", (json_int_t)bench->threads,
+                                    "read_gbps", read.most, "read_spread", bench_spread_json(&read), "weight_bytes",
                                     (json_int_t)(bench->megabytes << 20), "results", bench->results);
     if (status == 0) {
         json_dumpf(object, stdout, JSON_INDENT(1));

@@ -17,8 +17,8 @@ struct bench_case {
     enum bench_bound bound;
     uint32_t rows, n, k;
     /* Makes what one measurement needs. ret_item_bytes, ret_item_macs: of one item, by all threads. */
-    int (*open)(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory, void **ret_context,
-                double *ret_item_bytes, double *ret_item_macs, struct error *ret_error);
+    int (*open)(const struct bench_case *which, const struct kernel_set *set, const struct bench_memory *memory,
+                void **ret_context, double *ret_item_bytes, double *ret_item_macs, struct error *ret_error);
     bench_work *work;
     void (*close)(void *context);
 };

@@ -47,7 +47,8 @@ static void touch(void *context, unsigned thread, unsigned threads, uint64_t fir
 int bench_memory_open(struct bench_team *team, uint64_t bytes, struct bench_memory *ret_memory, struct error *ret_error)
 {
     unsigned threads = bench_team_threads(team);
-    struct bench_memory memory = {.threads = threads, .bytes = (bytes / threads + STEP_BYTES - 1) / STEP_BYTES * STEP_BYTES};
+    struct bench_memory memory = {.threads = threads,
+                                  .bytes = (bytes / threads + STEP_BYTES - 1) / STEP_BYTES * STEP_BYTES};
     memory.scale_bytes = memory.bytes / 16;
     memory.quanta = calloc(threads, sizeof *memory.quanta);
     memory.scales = calloc(threads, sizeof *memory.scales);
@@ -86,14 +87,16 @@ static void read_items(void *context, unsigned thread, unsigned threads, uint64_
     const struct bench_reading *reading = context;
     if (thread >= reading->readers)
         return;
-    /* The items of a run lie one after the other, so what lies between two turns of the memory is read in one stretch. */
+    /* The items of a run lie one after the other, so what lies between two turns of the memory is read in one
+     * stretch. */
     const struct bench_memory *memory = reading->memory;
     size_t chunks = memory->bytes / CHUNK_BYTES;
     uint64_t seen = 0;
     while (count > 0) {
         size_t at = (size_t)(first % chunks);
         size_t together = chunks - at < count ? chunks - at : (size_t)count;
-        seen |= reading->peak->read(memory->quanta[thread] + at * CHUNK_BYTES, together * CHUNK_BYTES, reading->streams);
+        seen |=
+            reading->peak->read(memory->quanta[thread] + at * CHUNK_BYTES, together * CHUNK_BYTES, reading->streams);
         first += together;
         count -= together;
     }
@@ -143,11 +146,13 @@ void bench_reading_close(struct bench_reading *reading)
 enum { FLAG_THREADS, FLAG_SECONDS, FLAG_RUNS, FLAG_BYTES, FLAG_CPU_TIME, FLAG_JSON };
 
 static const struct flag flags[] = {
-    [FLAG_THREADS] = {"--threads", NULL, "N", "threads, each on a CPU of its own (default: the CPUs that this process may use)"},
+    [FLAG_THREADS] = {"--threads", NULL, "N",
+                      "threads, each on a CPU of its own (default: the CPUs that this process may use)"},
     [FLAG_SECONDS] = {"--seconds", NULL, "S", "time of a run (default 0.2)"},
     [FLAG_RUNS] = {"--runs", NULL, "N", "runs; the best one counts (default 7)"},
     [FLAG_BYTES] = {"--bytes", NULL, "MIB", "memory to read, in MiB (default 1200)"},
-    [FLAG_CPU_TIME] = {"--cpu-time", NULL, NULL, "count CPU time instead of the clock's: for a machine on which others work too"},
+    [FLAG_CPU_TIME] = {"--cpu-time", NULL, NULL,
+                       "count CPU time instead of the clock's: for a machine on which others work too"},
     [FLAG_JSON] = {"--json", NULL, NULL, "print the figures as JSON"},
     {NULL, NULL, NULL, NULL},
 };
@@ -160,8 +165,9 @@ static const struct command_line syntax = {
 };
 
 /* Bandwidth of `readers` threads, GB/s. */
-static int measure(struct bench_team *team, const struct bench_memory *memory, unsigned readers, unsigned runs, double seconds,
-                   struct bench_spread *ret_spread, struct bench_reading *ret_reading, struct error *ret_error)
+static int measure(struct bench_team *team, const struct bench_memory *memory, unsigned readers, unsigned runs,
+                   double seconds, struct bench_spread *ret_spread, struct bench_reading *ret_reading,
+                   struct error *ret_error)
 {
     struct bench_load load;
     double rates[BENCH_RUNS_MAX];
@@ -176,24 +182,25 @@ static int measure(struct bench_team *team, const struct bench_memory *memory, u
     return 0;
 }
 
-static void print(unsigned threads, const struct bench_memory *memory, const struct bench_spread *all, const struct bench_spread *one,
-                  const struct bench_reading *reading, bool json)
+static void print(unsigned threads, const struct bench_memory *memory, const struct bench_spread *all,
+                  const struct bench_spread *one, const struct bench_reading *reading, bool json)
 {
     char cpu[128];
     bench_cpu_name(cpu, sizeof cpu);
     if (json) {
-        json_auto_t *object = json_pack("{s:s, s:i, s:f, s:f, s:I, s:s, s:i, s:o, s:o}", "cpu", cpu, "threads", (int)threads, "read_gbps",
-                                        all->most, "one_thread_gbps", one->most, "bytes",
-                                        (json_int_t)(memory->bytes * threads), "loads", reading->peak->set, "streams",
-                                        (int)reading->streams, "spread", bench_spread_json(all), "one_thread_spread",
-                                        bench_spread_json(one));
+        json_auto_t *object =
+            json_pack("{s:s, s:i, s:f, s:f, s:I, s:s, s:i, s:o, s:o}", "cpu", cpu, "threads", (int)threads, "read_gbps",
+                      all->most, "one_thread_gbps", one->most, "bytes", (json_int_t)(memory->bytes * threads), "loads",
+                      reading->peak->set, "streams", (int)reading->streams, "spread", bench_spread_json(all),
+                      "one_thread_spread", bench_spread_json(one));
         json_dumpf(object, stdout, JSON_INDENT(1));
         putchar('\n');
         return;
     }
-    printf("cpu          %s\nmemory       %zu MiB, loads of %s in %u streams a thread\n", cpu, memory->bytes * threads >> 20,
-           reading->peak->set, reading->streams);
-    printf("%3u threads  %7.2f GB/s  (%.2f to %.2f in %u runs)\n", threads, all->most, all->least, all->most, all->runs);
+    printf("cpu          %s\nmemory       %zu MiB, loads of %s in %u streams a thread\n", cpu,
+           memory->bytes * threads >> 20, reading->peak->set, reading->streams);
+    printf("%3u threads  %7.2f GB/s  (%.2f to %.2f in %u runs)\n", threads, all->most, all->least, all->most,
+           all->runs);
     printf("  1 thread   %7.2f GB/s  (%.2f to %.2f)\n", one->most, one->least, one->most);
 }
 
@@ -205,7 +212,8 @@ int bench_memory(int argc, char **argv)
     int code = arguments_parse(&syntax, argc, argv, &arguments);
     if (code != ARGUMENTS_GO_ON)
         return code;
-    if (arguments_integer(&arguments, FLAG_THREADS, 1, 1024, &threads) || arguments_real(&arguments, FLAG_SECONDS, 1e-4, 60, &seconds) ||
+    if (arguments_integer(&arguments, FLAG_THREADS, 1, 1024, &threads) ||
+        arguments_real(&arguments, FLAG_SECONDS, 1e-4, 60, &seconds) ||
         arguments_integer(&arguments, FLAG_RUNS, 1, BENCH_RUNS_MAX, &runs) ||
         arguments_integer(&arguments, FLAG_BYTES, 1, 1 << 20, &megabytes))
         return EXIT_USAGE;

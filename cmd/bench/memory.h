@@ -14,7 +14,8 @@ struct bench_memory {
     uint16_t **scales;         /* [threads][scale_bytes / 2] */
 };
 
-int bench_memory_open(struct bench_team *team, uint64_t bytes, struct bench_memory *ret_memory, struct error *ret_error);
+int bench_memory_open(struct bench_team *team, uint64_t bytes, struct bench_memory *ret_memory,
+                      struct error *ret_error);
 void bench_memory_close(struct bench_memory *memory);
 
 /* Reading it with the widest loads and the best number of streams. */
@@ -26,8 +27,8 @@ struct bench_reading {
     uint64_t *seen;   /* [threads]: keeps the loads alive */
 };
 
-/* Finds the best loop and number of streams, with `readers` of the team's threads, each run taking about `seconds`. *ret_load is the
- * load to measure; it points to *ret_reading, which bench_reading_close frees. */
+/* Finds the best loop and number of streams, with `readers` of the team's threads, each run taking about `seconds`.
+ * *ret_load is the load to measure; it points to *ret_reading, which bench_reading_close frees. */
 int bench_reading_open(struct bench_team *team, const struct bench_memory *memory, unsigned readers, double seconds,
                        struct bench_reading *ret_reading, struct bench_load *ret_load, struct error *ret_error);
 void bench_reading_close(struct bench_reading *reading);

@@ -24,7 +24,8 @@ static const struct flag flags[] = {
 static const struct command_line syntax = {
     .command = "synth",
     .operands = "DST --like CONFIG",
-    .summary = "Makes the container DST of random weights with a real model's shapes, to measure a machine before fetching the model.",
+    .summary = "Makes the container DST of random weights with a real model's shapes, to measure a machine before "
+               "fetching the model.",
     .details = "Its answers are noise, and it has no tokenizer: give `run` and `score` token ids (--tokens FILE).\n"
                "Example: calypte synth /data/probe --like glm-5.2 --layers 5 --dense 1 --experts 64   (8.5 GB)",
     .flags = flags,
@@ -34,10 +35,12 @@ static const struct command_line syntax = {
 
 static int parse_options(const struct arguments *arguments, struct synth_options *ret_options, unsigned *ret_jobs)
 {
-    uint64_t layers = SYNTH_UNCHANGED, dense = SYNTH_UNCHANGED, experts = SYNTH_UNCHANGED, seed = 0, jobs = progress_usable_cpus();
+    uint64_t layers = SYNTH_UNCHANGED, dense = SYNTH_UNCHANGED, experts = SYNTH_UNCHANGED, seed = 0,
+             jobs = progress_usable_cpus();
     if (!arguments->values[FLAG_LIKE])
-        return usage_error("synth", "--like is missing: calypte synth DST --like CONFIG, where CONFIG is one of %s or a config.json",
-                           synth_model_names());
+        return usage_error(
+            "synth", "--like is missing: calypte synth DST --like CONFIG, where CONFIG is one of %s or a config.json",
+            synth_model_names());
     int status = arguments_integer(arguments, FLAG_LAYERS, 1, MODEL_MAX_LAYERS - 1, &layers);
     if (status == 0)
         status = arguments_integer(arguments, FLAG_DENSE, 0, MODEL_MAX_LAYERS - 1, &dense);

@@ -48,7 +48,8 @@ static void clear_bar(struct progress *progress)
 static void draw(struct progress *progress)
 {
     double seconds = seconds_since(&progress->started);
-    double done = (double)atomic_load(&progress->watch.bytes_done), total = (double)atomic_load(&progress->watch.bytes_total);
+    double done = (double)atomic_load(&progress->watch.bytes_done),
+           total = (double)atomic_load(&progress->watch.bytes_total);
     if (total <= 0 || (!progress->terminal && seconds - progress->last_line < LINE_SECONDS))
         return;
     progress->last_line = seconds;
@@ -59,7 +60,8 @@ static void draw(struct progress *progress)
         snprintf(left, sizeof left, ", %u:%02u:%02u left", wait / 3600, wait / 60 % 60, wait % 60);
     }
     char text[160];
-    snprintf(text, sizeof text, "%5.1f %%  %.2f of %.2f GB, %.0f MB/s%s", share * 100, done / 1e9, total / 1e9, rate / 1e6, left);
+    snprintf(text, sizeof text, "%5.1f %%  %.2f of %.2f GB, %.0f MB/s%s", share * 100, done / 1e9, total / 1e9,
+             rate / 1e6, left);
     if (!progress->terminal) {
         fprintf(stderr, "%s: %s\n", progress->command, text);
         return;
@@ -73,7 +75,8 @@ static void draw(struct progress *progress)
     progress->drawn = true;
 }
 
-/* The signals that ask to stop: not those which the caller made us ignore, as a shell does for SIGINT in the background. */
+/* The signals that ask to stop: not those which the caller made us ignore, as a shell does for SIGINT in the
+ * background. */
 static sigset_t stop_signals(void)
 {
     static const int signals[] = {SIGINT, SIGTERM};
@@ -108,8 +111,10 @@ static void note(struct convert_watch *watch, const char *line)
 
 int progress_run(const char *command, const struct plan *plan, const char *destination, unsigned jobs, bool json)
 {
-    struct progress progress = {
-        .command = command, .watch = {.tick = tick, .note = note}, .terminal = isatty(STDERR_FILENO), .stops = stop_signals()};
+    struct progress progress = {.command = command,
+                                .watch = {.tick = tick, .note = note},
+                                .terminal = isatty(STDERR_FILENO),
+                                .stops = stop_signals()};
     clock_gettime(CLOCK_MONOTONIC, &progress.started);
     sigset_t before;
     pthread_sigmask(SIG_BLOCK, &progress.stops, &before);

@@ -64,7 +64,8 @@ static int32_t exponent_for(enum weight_format format, float wanted)
 /* Unit variance out of unit variance in; embeddings are looked up, so theirs is their own. */
 static float wanted_rms(const struct plan_unit *unit, uint64_t k)
 {
-    return strcmp(unit->sources[0].weight->tensor->name, "model.embed_tokens.weight") == 0 ? 1.0f : 1.0f / sqrtf((float)k);
+    return strcmp(unit->sources[0].weight->tensor->name, "model.embed_tokens.weight") == 0 ? 1.0f
+                                                                                           : 1.0f / sqrtf((float)k);
 }
 
 /* Streams one tensor of random bytes, made into weights by the caller's kind: quanta (format) or scales (0). */
@@ -118,7 +119,8 @@ static int synth_plain(const struct unit_target *target, const struct plan_unit 
         return error_set(ret_error, ENOMEM, "%s: no memory for random weights", target->file->name);
     uint64_t key = tensor_key(target, place->name);
     bool bias = length > 4 && !strcmp(place->name + length - 4, "bias");
-    float width = place->dims == 1 ? 0.1f : sqrtf(3.0f / (float)place->shape[1]), middle = place->dims == 1 ? 1.0f : 0.0f;
+    float width = place->dims == 1 ? 0.1f : sqrtf(3.0f / (float)place->shape[1]),
+          middle = place->dims == 1 ? 1.0f : 0.0f;
     uint16_t *halves = (uint16_t *)(void *)values;
     for (size_t i = 0; i < count; i++) {
         float uniform = (float)(random_word(key, i) >> 40) * 0x1p-23f - 1.0f; /* -1 .. 1 */
@@ -163,13 +165,10 @@ int synth_unit(const struct unit_target *target, const struct plan_unit *unit, s
     switch (unit->kind) {
     case UNIT_MATRIX:
     case UNIT_W_UK:
-    case UNIT_W_UV:
-        return synth_matrix(target, unit, ret_error);
+    case UNIT_W_UV: return synth_matrix(target, unit, ret_error);
     case UNIT_F32:
-    case UNIT_AS_IS:
-        return synth_plain(target, unit, ret_error);
-    case UNIT_EXPERT:
-        return synth_expert(target, unit, ret_error);
+    case UNIT_AS_IS: return synth_plain(target, unit, ret_error);
+    case UNIT_EXPERT: return synth_expert(target, unit, ret_error);
     }
     return error_set(ret_error, EINVAL, "%s: unit of unknown kind %d", target->file->name, (int)unit->kind);
 }
@@ -231,7 +230,8 @@ __attribute__((format(printf, 4, 5))) static void add(struct tensor_list *list, 
     if (!tensor)
         return;
     uint64_t rows = tensor_size_of(config, rule->rows), columns = tensor_size_of(config, rule->columns);
-    *tensor = (struct tensor){.dtype = DTYPE_BF16, .dims = rows ? 2 : 1, .shape = {rows ? rows : columns, rows ? columns : 1, 1, 1}};
+    *tensor = (struct tensor){
+        .dtype = DTYPE_BF16, .dims = rows ? 2 : 1, .shape = {rows ? rows : columns, rows ? columns : 1, 1, 1}};
     tensor->bytes = tensor->shape[0] * tensor->shape[1] * dtype_bytes(tensor->dtype);
     va_list args;
     va_start(args, format);
@@ -239,7 +239,8 @@ __attribute__((format(printf, 4, 5))) static void add(struct tensor_list *list, 
     va_end(args);
 }
 
-static void list_tensors(const struct tensor_family *family, const struct model_config *config, struct tensor_list *list)
+static void list_tensors(const struct tensor_family *family, const struct model_config *config,
+                         struct tensor_list *list)
 {
     list->count = 0;
     for (size_t i = 0; i < family->rule_count; i++) {
@@ -253,7 +254,8 @@ static void list_tensors(const struct tensor_family *family, const struct model_
             if (!star)
                 add(list, config, rule, "model.layers.%u.%s", layer, rule->name);
             for (uint32_t e = 0; star && e < config->experts; e++)
-                add(list, config, rule, "model.layers.%u.%.*s%u%s", layer, (int)(star - rule->name), rule->name, e, star + 1);
+                add(list, config, rule, "model.layers.%u.%.*s%u%s", layer, (int)(star - rule->name), rule->name, e,
+                    star + 1);
         }
     }
 }
@@ -304,10 +306,13 @@ static int make(const struct synth_options *options, struct checkpoint *checkpoi
     if (status < 0)
         return error_prefix(ret_error, status, "%s", options->like);
     if (options->dense != SYNTH_UNCHANGED && options->dense > config.layers)
-        return error_set(ret_error, EINVAL, "%s: %u dense layers of %u are too many", options->like, options->dense, config.layers);
+        return error_set(ret_error, EINVAL, "%s: %u dense layers of %u are too many", options->like, options->dense,
+                         config.layers);
     if (model_moe_layers(&config) == 0)
-        return error_set(ret_error, EINVAL, "%s: of %u layers the first %u are dense, so none is left with experts: more layers, or --dense",
-                         options->like, config.layers, config.layers);
+        return error_set(
+            ret_error, EINVAL,
+            "%s: of %u layers the first %u are dense, so none is left with experts: more layers, or --dense",
+            options->like, config.layers, config.layers);
     return add_shard(checkpoint, &config, ret_error);
 }
 

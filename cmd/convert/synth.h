@@ -1,10 +1,11 @@
 /* Containers of random weights with a real model's shapes, to measure a machine before 400 GB are fetched.
  *
- * A synthetic checkpoint has a configuration and the names and shapes of its family's tensors, but no data: it is planned and written
- * like any other (plan.h, convert.h), and where a conversion would read and quantise, synth_unit makes quanta and scales up. Every
- * word comes from the seed, the tensor's name and its place (a counter-based generator), so the bytes do not depend on threads,
- * interruptions or the machine. Scales are such that a product with activations of unit variance has unit variance again: nothing
- * overflows however deep the model is; embeddings have unit variance, so that rows differ and the router spreads them. */
+ * A synthetic checkpoint has a configuration and the names and shapes of its family's tensors, but no data: it is
+ * planned and written like any other (plan.h, convert.h), and where a conversion would read and quantise, synth_unit
+ * makes quanta and scales up. Every word comes from the seed, the tensor's name and its place (a counter-based
+ * generator), so the bytes do not depend on threads, interruptions or the machine. Scales are such that a product
+ * with activations of unit variance has unit variance again: nothing overflows however deep the model is; embeddings
+ * have unit variance, so that rows differ and the router spreads them. */
 #pragma once
 
 #include "cmd/convert/unit.h"
@@ -14,13 +15,15 @@
 #define SYNTH_UNCHANGED UINT32_MAX
 
 struct synth_options {
-    const char *like;                 /* name of a built-in model (synth_models.c), or path of a config.json */
-    uint32_t layers, dense, experts;  /* layers without MTP, leading dense ones, experts a layer; SYNTH_UNCHANGED: as in the model */
-    bool mtp;                         /* with the MTP layer; without it there is none, whatever the model has */
+    const char *like; /* name of a built-in model (synth_models.c), or path of a config.json */
+    /* layers without MTP, leading dense ones, experts a layer; SYNTH_UNCHANGED: as in the model */
+    uint32_t layers, dense, experts;
+    bool mtp;    /* with the MTP layer; without it there is none, whatever the model has */
     uint64_t seed;
 };
 
-/* Makes the checkpoint of such a model. Errors name the model and the field. The caller closes it with checkpoint_close. One thread. */
+/* Makes the checkpoint of such a model. Errors name the model and the field. The caller closes it with
+ * checkpoint_close. One thread. */
 int synth_checkpoint(const struct synth_options *options, struct checkpoint *ret_checkpoint, struct error *ret_error);
 
 /* Makes and writes one unit's tensors. Units may run in parallel. */

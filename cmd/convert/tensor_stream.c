@@ -1,6 +1,7 @@
 #include "cmd/convert/tensor_stream.h"
 
-int tensor_stream_open(const struct unit_target *target, uint32_t tensor, struct tensor_stream *ret_stream, struct error *ret_error)
+int tensor_stream_open(const struct unit_target *target, uint32_t tensor, struct tensor_stream *ret_stream,
+                       struct error *ret_error)
 {
     *ret_stream = (struct tensor_stream){
         .target = target, .tensor = tensor, .offset = target->file->tensors[tensor].offset, .hash = XXH3_createState()};
@@ -36,7 +37,8 @@ int tensor_write(const struct unit_target *target, uint32_t tensor, const void *
     return output_write(target->output, place->offset, bytes, place->bytes, ret_error);
 }
 
-int tensor_write_expert(const struct unit_target *target, const struct plan_unit *unit, const uint8_t *blob, struct error *ret_error)
+int tensor_write_expert(const struct unit_target *target, const struct plan_unit *unit, const uint8_t *blob,
+                        struct error *ret_error)
 {
     size_t slice_bytes = target->plan->slice_bytes, bytes = EXPERT_SLICES * slice_bytes;
     for (uint32_t s = 0; s < EXPERT_SLICES; s++)

@@ -12,10 +12,12 @@ int fault_set(struct fault *ret_fault, const char *code, const char *field, cons
 {
     ret_fault->code = code;
     snprintf(ret_fault->field, sizeof ret_fault->field, "%s", field ? field : "");
+    char text[sizeof ret_fault->error.text];
     va_list args;
     va_start(args, format);
-    vsnprintf(ret_fault->error.text, sizeof ret_fault->error.text, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    error_write(&ret_fault->error, "%s", text); /* one line, whatever a client's names hold */
     return -EINVAL;
 }
 

@@ -7,17 +7,7 @@
 #include "cmd/front/scheduler.h"
 #include "cmd/front/score.h"
 #include "cmd/front/tokenizer.h"
-
-#include <nng/nng.h>
-
-/* Where an answer goes. A request in flight is known by both: nng's REQ sends it again with the same id after a while.
- */
-#define REPLY_HEADER_MAX 64u
-struct reply_address {
-    uint32_t pipe;                          /* 0: nobody waits */
-    unsigned char header[REPLY_HEADER_MAX]; /* nng's: pipe, hops, request id */
-    size_t header_bytes;
-};
+#include "proto/reply_socket.h"
 
 enum request_kind { REQUEST_GENERATE, REQUEST_SUBMIT, REQUEST_SCORE };
 
@@ -49,8 +39,7 @@ struct front {
     const struct chat_template *template;
     struct sampler_scratch scratch;
     char instance[INSTANCE_NAME_MAX];
-    nng_socket socket;
-    bool socket_open;
+    struct reply_socket *socket;
     struct request_list requests;
     uint32_t submitted;                 /* SUBMIT requests in the list */
     uint64_t started_ns, last_id, born; /* born: makes ids of two lives of the front differ */
@@ -77,7 +66,7 @@ void request_next(struct front *front, const struct reply_address *from, const j
 void request_cancel(struct front *front, const struct reply_address *from, const json_t *message);
 /* True when this very request waits already. */
 bool request_is_waiting(const struct front *front, const struct reply_address *from);
-void request_pipe_closed(struct front *front, uint32_t pipe);
+void request_connection_closed(struct front *front, uint32_t connection);
 /* Answers what has waited long enough and drops what nobody asks for; returns milliseconds to the next such moment, -1:
  * none. */
 int request_expire(struct front *front);

@@ -70,7 +70,7 @@ static void answer(struct request *request, json_t *object)
     struct reply_address to = request->waiter;
     request->waiter = (struct reply_address){0};
     request->touched_ns = clock_ns();
-    if (to.pipe)
+    if (to.connection)
         front_reply(request->front, &to, object);
     else
         json_decref(object);
@@ -150,7 +150,7 @@ static json_t *score_json(const struct score *score)
 /* Gives the waiter of a finished request its last answer; then the request is over. */
 static void answer_last(struct request *request)
 {
-    if (request->over || !request->waiter.pipe)
+    if (request->over || !request->waiter.connection)
         return;
     request->over = true;
     answer(request, request->failed                  ? fault_json(&request->fault)
@@ -202,7 +202,7 @@ static void generation_progress(struct generation *generation)
     struct request *request = request_of_generation(generation);
     bool something =
         generation->tokenizer ? generation->text.length > 0 : generation->taken < generation_answer_length(generation);
-    if (request->kind != REQUEST_SUBMIT || !request->waiter.pipe || !something)
+    if (request->kind != REQUEST_SUBMIT || !request->waiter.connection || !something)
         return;
     json_t *piece = json_pack("{s:b, s:s}", "ok", 1, "id", request->id);
     take_piece(generation, piece);
@@ -223,7 +223,7 @@ static bool make_room(struct front *front)
         return true;
     struct request *request;
     TAILQ_FOREACH (request, &front->requests, link)
-        if (request->kind == REQUEST_SUBMIT && !request->in_scheduler && !request->waiter.pipe) {
+        if (request->kind == REQUEST_SUBMIT && !request->in_scheduler && !request->waiter.connection) {
             request->over = true;
             request_release(request);
             return true;
@@ -409,6 +409,8 @@ static int prepare_score(struct request *request, const json_t *message, struct 
         return -EINVAL;
     if (drafts && facts->config.mtp_layers == 0)
         return fault_set(ret_fault, "bad_request", "draft_logits", "draft_logits: the model has no MTP layer");
+    if (logits && drafts && strcmp(logits, drafts) == 0)
+        return fault_set(ret_fault, "bad_request", "draft_logits", "draft_logits: names the same file as logits");
     request->score.ended = score_ended;
     struct error error;
     int status =
@@ -487,7 +489,7 @@ void request_next(struct front *front, const struct reply_address *from, const j
         front_reply_fault(front, from, &fault);
         return;
     }
-    if (request->waiter.pipe) /* the newest one waits on */
+    if (request->waiter.connection) /* the newest one waits on */
         answer(request, empty_piece(request));
     request->waiter = *from;
     request->touched_ns = clock_ns();
@@ -498,7 +500,7 @@ void request_next(struct front *front, const struct reply_address *from, const j
         return;
     }
     generation_progress(&request->generation);
-    if (request->waiter.pipe && wait_ms == 0)
+    if (request->waiter.connection && wait_ms == 0)
         answer(request, empty_piece(request));
 }
 
@@ -536,7 +538,7 @@ bool request_is_waiting(const struct front *front, const struct reply_address *f
 {
     const struct request *request;
     TAILQ_FOREACH (request, &front->requests, link)
-        if (request->waiter.pipe == from->pipe && request->waiter.header_bytes == from->header_bytes &&
+        if (request->waiter.connection == from->connection && request->waiter.header_bytes == from->header_bytes &&
             memcmp(request->waiter.header, from->header, from->header_bytes) == 0)
             return true;
     return false;
@@ -550,12 +552,12 @@ static void abandon(struct request *request)
     stop(request);
 }
 
-void request_pipe_closed(struct front *front, uint32_t pipe)
+void request_connection_closed(struct front *front, uint32_t connection)
 {
     struct request *request = TAILQ_FIRST(&front->requests);
     while (request) {
         struct request *next = TAILQ_NEXT(request, link);
-        if (request->waiter.pipe == pipe)
+        if (request->waiter.connection == connection)
             abandon(request);
         request = next;
     }
@@ -568,10 +570,10 @@ int request_expire(struct front *front)
     while (request) {
         struct request *next = TAILQ_NEXT(request, link);
         if (request->kind == REQUEST_SUBMIT && !request->over) {
-            if (request->waiter.pipe && request->wait_until_ns <= now)
+            if (request->waiter.connection && request->wait_until_ns <= now)
                 answer(request, empty_piece(request));
             uint64_t idle_until = request->touched_ns + (uint64_t)SUBMIT_IDLE_SECONDS * 1000000000;
-            uint64_t until = request->waiter.pipe ? request->wait_until_ns : idle_until;
+            uint64_t until = request->waiter.connection ? request->wait_until_ns : idle_until;
             if (until <= now)
                 abandon(request);
             else if (until < earliest)

@@ -3,8 +3,13 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "compute/math.h"
+
+#define BLOCK 64u    /* ids of a word of `allowed`, and of a call of the kernels */
+#define LANES 16u    /* of a maximum */
+#define SUM_LANES 8u /* of a sum in f64 */
 
 struct sampler_candidate {
     float weight; /* exp((logit - greatest) / temperature), in (0, 1] */
@@ -14,7 +19,8 @@ struct sampler_candidate {
 void sampler_scratch_free(struct sampler_scratch *scratch)
 {
     free(scratch->candidates);
-    *scratch = (struct sampler_scratch){0};
+    free(scratch->weights);
+    *scratch = (struct sampler_scratch){.kernels = scratch->kernels};
 }
 
 int sampler_check(const struct sampler_params *params, struct error *ret_error)
@@ -56,23 +62,62 @@ static double uniform(uint64_t seed, uint64_t position)
     return (double)bits * 0x1p-53;
 }
 
-static bool is_allowed(const struct sampler_params *params, size_t id)
+/* Logits of 64 ids from `first` on: -INFINITY where an id is not allowed or there is none. Points into `logits` where
+ * nothing is to be left out, else to `room`. */
+static const float *block_of(const struct sampler_params *params, const float *logits, size_t limit, size_t first,
+                             float room[BLOCK])
 {
-    return !params->allowed || (params->allowed[id / 64] >> id % 64 & 1);
+    uint64_t allowed = params->allowed ? params->allowed[first / BLOCK] : UINT64_MAX;
+    size_t count = limit - first < BLOCK ? limit - first : BLOCK;
+    if (count == BLOCK && allowed == UINT64_MAX)
+        return logits + first;
+    for (size_t i = 0; i < BLOCK; i++)
+        room[i] = i < count && (allowed >> i & 1) ? logits[first + i] : -INFINITY;
+    return room;
+}
+
+/* Whether one of 64 numbers is NaN or +infinity, in integer comparisons, so that a compiler can make vectors of
+ * them. */
+static bool is_wrong(const float *x)
+{
+    int32_t wrong = 0;
+    for (size_t i = 0; i < BLOCK; i++) {
+        int32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        wrong |= (bits >= 0x7f800000) | ((bits < 0) & (bits > -0x800000));
+    }
+    return wrong != 0;
+}
+
+static float block_maximum(const float *x)
+{
+    float lanes[LANES];
+    memcpy(lanes, x, sizeof lanes);
+    for (size_t i = LANES; i < BLOCK; i += LANES)
+        for (size_t l = 0; l < LANES; l++)
+            lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];
+    for (size_t l = 1; l < LANES; l++)
+        lanes[0] = lanes[l] > lanes[0] ? lanes[l] : lanes[0];
+    return lanes[0];
 }
 
 /* The greatest allowed logit, or -EDOM. */
-static int32_t greatest(const struct sampler_params *params, const float *logits, size_t vocab)
+static int32_t greatest(const struct sampler_params *params, const float *logits, size_t limit)
 {
     int32_t best = -EDOM;
+    float most = -INFINITY, room[BLOCK];
 
-    for (size_t id = 0; id < vocab; id++) {
-        if (!is_allowed(params, id))
-            continue;
-        if (isnan(logits[id]) || logits[id] == INFINITY)
+    for (size_t first = 0; first < limit; first += BLOCK) {
+        const float *x = block_of(params, logits, limit, first, room);
+        if (is_wrong(x))
             return -EDOM;
-        if (logits[id] > (best < 0 ? -INFINITY : logits[best]))
-            best = (int32_t)id;
+        float block = block_maximum(x);
+        if (!(block > most))
+            continue;
+        most = block;
+        best = (int32_t)first;
+        while (*x++ != block)
+            best++;
     }
     return best;
 }
@@ -97,23 +142,82 @@ static void sift_down(struct sampler_candidate *heap, size_t count, size_t hole)
     heap[hole] = moved;
 }
 
-/* Weighs the allowed tokens in ascending id; *ret_total is their sum, in that order. */
-static size_t weigh(const struct sampler_params *params, const float *logits, size_t vocab, float top,
-                    struct sampler_candidate *candidates, double *ret_total)
+/* Weights of all ids, 0 where not allowed, up to a multiple of 64; returns their sum, in lanes (id % 8), which are then
+ * added in order. */
+static double weigh(const struct sampler_params *params, const float *logits, size_t limit, float top,
+                    const struct sampler_scratch *scratch)
 {
-    size_t count = 0;
+    double lanes[SUM_LANES] = {0}, total = 0;
+    float room[BLOCK];
 
-    *ret_total = 0;
-    for (size_t id = 0; id < vocab; id++) {
-        if (!is_allowed(params, id))
+    for (size_t first = 0; first < limit; first += BLOCK) {
+        const float *x = block_of(params, logits, limit, first, room);
+        float *weights = scratch->weights + first;
+        for (size_t i = 0; i < BLOCK; i++)
+            weights[i] = (x[i] - top) / params->temperature;
+        if (scratch->kernels)
+            scratch->kernels->softmax_block(weights, BLOCK, 0.0f); /* e^x of each */
+        else
+            for (size_t i = 0; i < BLOCK; i++)
+                weights[i] = math_exp(weights[i]);
+        for (size_t i = 0; i < BLOCK; i += SUM_LANES)
+            for (size_t l = 0; l < SUM_LANES; l++)
+                lanes[l] += (double)weights[i + l];
+    }
+    for (size_t l = 0; l < SUM_LANES; l++)
+        total += lanes[l];
+    return total;
+}
+
+/* The sum of the weights that are `least` at least. */
+static double sum_from(const float *weights, size_t limit, float least)
+{
+    double lanes[SUM_LANES] = {0}, total = 0;
+
+    for (size_t first = 0; first < limit; first += BLOCK)
+        for (size_t i = 0; i < BLOCK; i += SUM_LANES)
+            for (size_t l = 0; l < SUM_LANES; l++) {
+                float weight = weights[first + i + l];
+                lanes[l] += (double)(weight >= least ? weight : 0.0f);
+            }
+    for (size_t l = 0; l < SUM_LANES; l++)
+        total += lanes[l];
+    return total;
+}
+
+/* Takes as candidates the ids whose weight is at least some bound, as high a one as leaves more than `enough` of the
+ * sum: the others are too far down the order to be reached. Returns their number. */
+static size_t gather(const struct sampler_scratch *scratch, size_t limit, double enough)
+{
+    static const float bounds[] = {0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-24f, 0x1p-149f};
+    const size_t last = sizeof bounds / sizeof bounds[0] - 1;
+    size_t b = 0, count = 0;
+
+    while (b < last && sum_from(scratch->weights, limit, bounds[b]) <= enough * (1 + 0x1p-30))
+        b++;
+    for (size_t first = 0; first < limit; first += BLOCK) {
+        if (block_maximum(scratch->weights + first) < bounds[b])
             continue;
-        float weight = math_exp((logits[id] - top) / params->temperature);
-        if (weight > 0) {
-            candidates[count++] = (struct sampler_candidate){weight, (int32_t)id};
-            *ret_total += (double)weight;
-        }
+        for (size_t id = first; id < first + BLOCK; id++)
+            if (scratch->weights[id] >= bounds[b])
+                scratch->candidates[count++] = (struct sampler_candidate){scratch->weights[id], (int32_t)id};
     }
     return count;
+}
+
+static int make_room(struct sampler_scratch *scratch, size_t limit)
+{
+    size_t capacity = (limit + BLOCK - 1) / BLOCK * BLOCK;
+
+    if (scratch->capacity >= capacity)
+        return 0;
+    sampler_scratch_free(scratch);
+    scratch->candidates = reallocarray(NULL, capacity, sizeof *scratch->candidates);
+    scratch->weights = reallocarray(NULL, capacity, sizeof *scratch->weights);
+    if (!scratch->candidates || !scratch->weights)
+        return -ENOMEM;
+    scratch->capacity = capacity;
+    return 0;
 }
 
 int32_t sampler_pick(const struct sampler_params *params, uint64_t position, const float *logits, size_t vocab,
@@ -121,26 +225,22 @@ int32_t sampler_pick(const struct sampler_params *params, uint64_t position, con
 {
     size_t limit = vocab < params->vocab_limit ? vocab : params->vocab_limit;
     int32_t best = greatest(params, logits, limit);
-    double total, kept = 0;
+    double kept = 0;
 
     if (best < 0 || params->temperature == 0)
         return best;
-    if (scratch->capacity < limit) {
-        sampler_scratch_free(scratch);
-        scratch->candidates = reallocarray(NULL, limit, sizeof *scratch->candidates);
-        if (!scratch->candidates)
-            return -ENOMEM;
-        scratch->capacity = limit;
-    }
+    if (make_room(scratch, limit) < 0)
+        return -ENOMEM;
+    double total = weigh(params, logits, limit, logits[best], scratch), u = uniform(params->seed, position);
+    bool all = params->top_p >= 1;
+    double enough = all ? u * total : (double)params->top_p * total;
     struct sampler_candidate *heap = scratch->candidates;
-    size_t count = weigh(params, logits, limit, logits[best], heap, &total), left = count;
+    size_t count = gather(scratch, limit, enough), left = count;
     for (size_t i = count / 2; i-- > 0;)
         sift_down(heap, count, i);
 
     /* Take the greatest off until they are enough; like heap sort, they gather behind the heap in reverse order. With
      * top_p 1 what is kept is known at once, so it is enough to reach the token that is drawn. */
-    bool all = params->top_p >= 1;
-    double u = uniform(params->seed, position), enough = all ? u * total : (double)params->top_p * total;
     while (left > 0 && (kept < enough || (all && kept == enough) || left == count)) {
         struct sampler_candidate taken = heap[0];
         kept += (double)taken.weight;

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "compute/kernel.h"
 #include "proto/error.h"
 
 struct sampler_params {
@@ -15,9 +16,12 @@ struct sampler_params {
     const uint64_t *allowed; /* bitmap of the ids that may be chosen (tokenizer_allowed), or NULL: all */
 };
 
-/* Working memory, reused from call to call; starts as all zeroes. One thread at a time. */
+/* Working memory, reused from call to call; starts as all zeroes. One thread at a time. `kernels` (its owner's): a set
+ * that computes exponentials many at once; NULL: one by one, with the same result. */
 struct sampler_scratch {
+    const struct kernel_set *kernels;
     struct sampler_candidate *candidates;
+    float *weights;
     size_t capacity;
 };
 

@@ -7,6 +7,8 @@
 #include <limits.h>
 #include <string.h>
 
+#define REPEAT_NS (UINT64_C(1000) * 1000000) /* how long a STEP may be in flight before it is sent again */
+
 int scheduler_open(struct scheduler *scheduler, const char *instance, const char *rundir, struct error *ret_error)
 {
     *scheduler = (struct scheduler){0};
@@ -265,9 +267,22 @@ void scheduler_send(struct scheduler *scheduler)
     }
     if (scheduler->unsent == 0) {
         scheduler->sent_ns = clock_ns();
-        free(scheduler->message);
-        scheduler->message = NULL;
+        scheduler->repeat_ns = scheduler->sent_ns + REPEAT_NS;
     }
+}
+
+int scheduler_repeat(struct scheduler *scheduler)
+{
+    if (!scheduler->in_flight || scheduler->unsent != 0)
+        return -1; /* what is unsent is sent when the worker can take it */
+    uint64_t now = clock_ns();
+    if (now >= scheduler->repeat_ns) {
+        struct error ignored; /* there will be another time, until the STEP is done or its epoch over */
+        for (uint32_t w = 0; w < scheduler->facts.workers; w++)
+            (void)channel_send(scheduler->workers[w], scheduler->message, scheduler->message_bytes, 0, &ignored);
+        scheduler->repeat_ns = now + REPEAT_NS;
+    }
+    return (int)((scheduler->repeat_ns - now) / 1000000) + 1;
 }
 
 int scheduler_add(struct scheduler *scheduler, struct sequence *sequence, struct error *ret_error)

@@ -85,9 +85,10 @@ struct scheduler {
     uint32_t epoch;   /* the last one seen */
     uint64_t step_id; /* of the last STEP */
     bool in_flight;
-    uint64_t sent_ns; /* CLOCK_MONOTONIC when the last worker had got it */
+    uint64_t sent_ns;   /* CLOCK_MONOTONIC when the last worker had got it */
+    uint64_t repeat_ns; /* CLOCK_MONOTONIC when it is sent again */
     uint32_t in_flight_logits; /* rows of logits that it asked for */
-    void *message;             /* the STEP's bytes while a worker has not got them yet */
+    void *message;             /* its bytes */
     size_t message_bytes;
     uint32_t unsent; /* bit w: worker w has not got the message */
     float *row;      /* [vocab] a private copy of one row of logits */
@@ -109,6 +110,10 @@ void scheduler_cancel(struct scheduler *scheduler, struct sequence *sequence);
 void scheduler_receive(struct scheduler *scheduler, uint32_t w);
 void scheduler_send(struct scheduler *scheduler);
 void scheduler_wake(struct scheduler *scheduler);
+
+/* Sends a STEP again that has been in flight for long: a message can be lost where a connection is replaced. Workers
+ * run a STEP once however often it comes. Returns after how many ms to call it again; -1: nothing is in flight. */
+int scheduler_repeat(struct scheduler *scheduler);
 
 /* Starts what can start: after scheduler_add and scheduler_cancel. */
 void scheduler_continue(struct scheduler *scheduler);

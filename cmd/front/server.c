@@ -12,34 +12,16 @@
 #include "cmd/front/front.h"
 #include "proto/cleanup.h"
 
-#include <nng/protocol/reqrep0/rep.h>
-#include <nng/supplemental/util/platform.h>
-#include <nng/transport/ipc/ipc.h>
-
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <malloc.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/un.h>
 
 #define RECEIVE_MAX ((size_t)64 << 20)
-#define SEND_BUFFER 64
-#define SEND_TIMEOUT_MS 1000
 #define REQUESTS_A_ROUND 16
-
-/* What the loop needs beside the front: the ends of the pipe through which nng's threads say that a client's connection
- * is gone. */
-struct server {
-    struct front front; /* first: struct front is what the others see */
-    int closed_read, closed_write;
-    int request_fd;
-};
-
-static struct server *of_front(struct front *front)
-{
-    return (struct server *)(void *)front;
-}
+#define TRIM_ABOVE ((size_t)1 << 20)
 
 void front_reply(struct front *front, const struct reply_address *to, json_t *answer)
 {
@@ -48,14 +30,7 @@ void front_reply(struct front *front, const struct reply_address *to, json_t *an
     _cleanup_free_ char *text = answer ? json_dumps(answer, JSON_COMPACT | JSON_REAL_PRECISION(15)) : NULL;
     json_decref(answer);
     const char *body = text ? text : no_memory;
-    nng_msg *message;
-    if (nng_msg_alloc(&message, 0) != 0)
-        return;
-    /* nng's own queue takes it over at once: a client that does not read has its answers dropped, nobody waits for it. */
-    if (nng_msg_append(message, body, strlen(body)) != 0 ||
-        nng_msg_header_append(message, to->header, to->header_bytes) != 0 ||
-        nng_sendmsg(front->socket, message, 0) != 0)
-        nng_msg_free(message);
+    reply_socket_send(front->socket, to, body, strlen(body));
 }
 
 void front_reply_fault(struct front *front, const struct reply_address *to, const struct fault *fault)
@@ -63,56 +38,13 @@ void front_reply_fault(struct front *front, const struct reply_address *to, cons
     front_reply(front, to, fault_json(fault));
 }
 
-/* nng's thread: a connection is gone. A pipe's write of 4 bytes is whole or nothing. Should it ever be full (16384 closed
- * connections that the loop has not seen), some answers are computed for nobody. */
-static void pipe_closed(nng_pipe pipe, nng_pipe_ev event, void *context)
+static int open_socket(struct front *front, const char *rundir, struct error *ret_error)
 {
-    const struct server *server = context;
-    uint32_t id = (uint32_t)nng_pipe_id(pipe);
-    if (event == NNG_PIPE_EV_REM_POST && write(server->closed_write, &id, sizeof id) < 0)
-        return;
-}
-
-static int open_socket(struct server *server, const char *rundir, struct error *ret_error)
-{
-    struct front *front = &server->front;
-    char url[sizeof "ipc://" + PATH_MAX];
-    int length = snprintf(url, sizeof url, "ipc://%s/api.ipc", rundir);
-    size_t limit = sizeof((struct sockaddr_un){0}.sun_path) - 1;
-    if (length < 0 || (size_t)length - strlen("ipc://") > limit)
-        return error_set(ret_error, ENAMETOOLONG,
-                         "%s/api.ipc: too long for the path of a socket, %zu bytes may be used; set "
-                         "CALYPTE_RUNTIME_DIR to a shorter one",
-                         rundir, limit);
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
-        return error_set(ret_error, errno, "cannot make a pipe: %s", strerror(errno));
-    server->closed_read = ends[0];
-    server->closed_write = ends[1];
-
-    nng_listener listener;
-    int code = nng_rep0_open_raw(&front->socket);
-    if (code != 0)
-        return error_set(ret_error, EIO, "%s: cannot open a socket: %s", url, nng_strerror(code));
-    front->socket_open = true;
-    code = nng_socket_set_size(front->socket, NNG_OPT_RECVMAXSZ, RECEIVE_MAX);
-    if (code == 0)
-        code = nng_socket_set_int(front->socket, NNG_OPT_SENDBUF, SEND_BUFFER);
-    if (code == 0)
-        code = nng_socket_set_ms(front->socket, NNG_OPT_SENDTIMEO, SEND_TIMEOUT_MS);
-    if (code == 0)
-        code = nng_socket_get_int(front->socket, NNG_OPT_RECVFD, &server->request_fd);
-    if (code == 0)
-        code = nng_pipe_notify(front->socket, NNG_PIPE_EV_REM_POST, pipe_closed, server);
-    if (code == 0)
-        code = nng_listener_create(&listener, front->socket, url);
-    if (code == 0)
-        code = nng_listener_set_int(listener, NNG_OPT_IPC_PERMISSIONS, 0600);
-    if (code == 0)
-        code = nng_listener_start(listener, 0);
-    if (code != 0)
-        return error_set(ret_error, EIO, "%s: cannot listen: %s", url, nng_strerror(code));
-    return 0;
+    char path[PATH_MAX];
+    int length = snprintf(path, sizeof path, "%s/api.ipc", rundir);
+    if (length < 0 || (size_t)length >= sizeof path)
+        return error_set(ret_error, ENAMETOOLONG, "%.100s...: too long for the path of a socket", rundir);
+    return reply_socket_listen(path, RECEIVE_MAX, &front->socket, ret_error);
 }
 
 static int open_tokenizer(struct front *front, struct error *ret_error)
@@ -127,17 +59,23 @@ static int open_tokenizer(struct front *front, struct error *ret_error)
     return tokenizer_allowed(front->tokenizer, facts->config.vocab, &front->allowed, ret_error);
 }
 
+/* A worker refuses a set that this CPU lacks; sampling only gets slower without one. */
+static void open_sampler(struct front *front)
+{
+    struct error ignored;
+    if (kernel_choose(front->scheduler.facts.isa, &front->scratch.kernels, &ignored) < 0)
+        front->scratch.kernels = NULL;
+}
+
 int server_open(const struct heritage *heritage, struct front **ret_front, struct error *ret_error)
 {
     if (heritage->wake_fd < 0)
         return error_set(ret_error, EINVAL,
                          "--wake-fd: is missing; `calypte up` starts this program with the right arguments");
-    struct server *server = calloc(1, sizeof *server);
-    if (!server)
+    struct front *front = calloc(1, sizeof *front);
+    if (!front)
         return error_set(ret_error, ENOMEM, "no memory");
-    struct front *front = &server->front;
     TAILQ_INIT(&front->requests);
-    server->closed_read = server->closed_write = -1;
     front->started_ns = clock_ns();
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -145,10 +83,12 @@ int server_open(const struct heritage *heritage, struct front **ret_front, struc
     snprintf(front->instance, sizeof front->instance, "%s", heritage->instance);
 
     int status = scheduler_open(&front->scheduler, heritage->instance, heritage->rundir, ret_error);
-    if (status == 0)
+    if (status == 0) {
+        open_sampler(front);
         status = open_tokenizer(front, ret_error);
+    }
     if (status == 0)
-        status = open_socket(server, heritage->rundir, ret_error);
+        status = open_socket(front, heritage->rundir, ret_error);
     if (status < 0) {
         server_close(front);
         return status;
@@ -160,29 +100,20 @@ int server_open(const struct heritage *heritage, struct front **ret_front, struc
 /* Takes messages that are there, not so many that workers wait for the next STEP behind a busy client. */
 static void take_requests(struct front *front)
 {
-    nng_msg *message;
-    for (int taken = 0; taken < REQUESTS_A_ROUND && nng_recvmsg(front->socket, &message, NNG_FLAG_NONBLOCK) == 0;
-         taken++) {
-        struct reply_address from = {.pipe = (uint32_t)nng_pipe_id(nng_msg_get_pipe(message)),
-                                     .header_bytes = nng_msg_header_len(message)};
-        if (from.header_bytes <= sizeof from.header) {
-            memcpy(from.header, nng_msg_header(message), from.header_bytes);
-            if (!request_is_waiting(front, &from))
-                api_take(front, &from, nng_msg_body(message), nng_msg_len(message));
-        }
-        nng_msg_free(message);
+    struct reply_address from;
+    void *bytes;
+    size_t size;
+    for (int taken = 0;
+         taken < REQUESTS_A_ROUND && reply_socket_receive(front->socket, &from, &bytes, &size) == 0; taken++) {
+        if (!bytes)
+            request_connection_closed(front, from.connection);
+        else if (!request_is_waiting(front, &from))
+            api_take(front, &from, bytes, size);
+        free(bytes);
+        if (size > TRIM_ABOVE)
+            malloc_trim(0); /* its JSON was a million pieces, which free() alone keeps */
         scheduler_continue(&front->scheduler);
     }
-}
-
-static void take_closed(struct server *server)
-{
-    uint32_t ids[256];
-    ssize_t bytes;
-    while ((bytes = read(server->closed_read, ids, sizeof ids)) > 0)
-        for (size_t i = 0; i < (size_t)bytes / sizeof ids[0]; i++)
-            request_pipe_closed(&server->front, ids[i]);
-    scheduler_continue(&server->front.scheduler);
 }
 
 static void take_wake(struct front *front, int wake_fd)
@@ -193,11 +124,10 @@ static void take_wake(struct front *front, int wake_fd)
     scheduler_wake(&front->scheduler);
 }
 
-enum { POLL_SIGNAL, POLL_WAKE, POLL_CLOSED, POLL_REQUEST, POLL_WORKER, POLL_MAX = POLL_WORKER + 2 * MAX_WORKERS };
+enum { POLL_SIGNAL, POLL_WAKE, POLL_REQUEST, POLL_WORKER, POLL_MAX = POLL_WORKER + 2 * MAX_WORKERS };
 
 int server_run(struct front *front, const struct heritage *heritage, int signal_fd, struct error *ret_error)
 {
-    struct server *server = of_front(front);
     struct scheduler *scheduler = &front->scheduler;
     uint32_t workers = scheduler->facts.workers;
     int flags = fcntl(heritage->wake_fd, F_GETFL);
@@ -207,8 +137,7 @@ int server_run(struct front *front, const struct heritage *heritage, int signal_
         struct pollfd fds[POLL_MAX] = {
             [POLL_SIGNAL] = {.fd = signal_fd, .events = POLLIN},
             [POLL_WAKE] = {.fd = heritage->wake_fd, .events = POLLIN},
-            [POLL_CLOSED] = {.fd = server->closed_read, .events = POLLIN},
-            [POLL_REQUEST] = {.fd = server->request_fd, .events = POLLIN},
+            [POLL_REQUEST] = {.fd = reply_socket_fd(front->socket), .events = POLLIN},
         };
         nfds_t count = POLL_WORKER;
         for (uint32_t w = 0; w < workers; w++)
@@ -217,7 +146,8 @@ int server_run(struct front *front, const struct heritage *heritage, int signal_
             if (scheduler->unsent & 1u << w)
                 fds[count++] = (struct pollfd){.fd = channel_send_fd(scheduler->workers[w]), .events = POLLIN};
 
-        int ready = poll(fds, count, request_expire(front));
+        int patience = request_expire(front), repeat = scheduler_repeat(scheduler);
+        int ready = poll(fds, count, patience < 0 || (repeat >= 0 && repeat < patience) ? repeat : patience);
         if (ready < 0 && errno != EINTR)
             return error_set(ret_error, errno, "cannot poll: %s", strerror(errno));
         if (ready <= 0)
@@ -234,8 +164,6 @@ int server_run(struct front *front, const struct heritage *heritage, int signal_
                 scheduler_send(scheduler);
                 break;
             }
-        if (fds[POLL_CLOSED].revents)
-            take_closed(server);
         if (fds[POLL_REQUEST].revents)
             take_requests(front);
     }
@@ -245,20 +173,11 @@ void server_close(struct front *front)
 {
     if (!front)
         return;
-    struct server *server = of_front(front);
-    bool answering = !TAILQ_EMPTY(&front->requests);
     scheduler_close(&front->scheduler);
     request_close_all(front);
-    if (answering)
-        nng_msleep(50); /* nng_close drops what its threads have not written yet */
-    if (front->socket_open)
-        nng_close(front->socket);
-    if (server->closed_read >= 0)
-        close(server->closed_read);
-    if (server->closed_write >= 0)
-        close(server->closed_write);
+    reply_socket_close(front->socket);
     sampler_scratch_free(&front->scratch);
     free(front->allowed);
     tokenizer_close(front->tokenizer);
-    free(server);
+    free(front);
 }

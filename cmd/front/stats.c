@@ -121,7 +121,7 @@ static json_t *requests_json(const struct front *front)
                             : sequence->state == SEQUENCE_WAITING ? "queued"
                                                                   : "done";
         json_array_append_new(array, json_pack("{s:s, s:s, s:s, s:b}", "id", request->id, "op", kinds[request->kind],
-                                               "state", state, "awaited", request->waiter.pipe != 0));
+                                               "state", state, "awaited", request->waiter.connection != 0));
     }
     return array;
 }

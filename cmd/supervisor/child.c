@@ -8,8 +8,7 @@
 #include <spawn.h>
 #include <string.h>
 #include <sys/wait.h>
-
-extern char **environ;
+#include <unistd.h>
 
 struct child_transition child_next(enum child_state state, enum child_event event)
 {

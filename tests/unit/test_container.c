@@ -256,12 +256,31 @@ static void test_lies(void **state)
     assert_opens();
 }
 
+/* A path that is no container: what it is instead, and what to do. */
+static void test_no_container(void **state)
+{
+    (void)state;
+    struct container *container;
+    struct error error = {""};
+    _cleanup_free_ char *checkpoint = fixture_path("oracles/glm-a/checkpoint");
+    assert_int_equal(container_open(checkpoint, &container, &error), -ENOENT);
+    assert_non_null(strstr(error.text, "calypte convert"));
+    assert_non_null(strstr(error.text, "Hugging Face"));
+    _cleanup_free_ char *file = fixture_join(folder, CONTAINER_MANIFEST);
+    assert_int_equal(container_open(file, &container, &error), -ENOTDIR);
+    assert_non_null(strstr(error.text, "not a folder"));
+    _cleanup_free_ char *nowhere = fixture_join(folder, "nowhere");
+    assert_int_equal(container_open(nowhere, &container, &error), -ENOENT);
+    assert_non_null(strstr(error.text, nowhere));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checksums),      cmocka_unit_test(test_flipped_manifest),
         cmocka_unit_test(test_flipped_header), cmocka_unit_test(test_flipped_tables),
         cmocka_unit_test(test_lengths),        cmocka_unit_test(test_lies),
+        cmocka_unit_test(test_no_container),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

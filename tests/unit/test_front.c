@@ -11,10 +11,12 @@
 
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <math.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 static int set_up(void **state)
 {
@@ -408,6 +410,51 @@ static void test_score(void **state)
                         "logits", "/dev/full");
 }
 
+static size_t entries(const char *folder)
+{
+    size_t count = 0;
+    DIR *opened = opendir(folder);
+    assert_non_null(opened);
+    for (struct dirent *entry; (entry = readdir(opened));)
+        count += entry->d_name[0] != '.' ? 1 : 0;
+    closedir(opened);
+    return count;
+}
+
+/* While it is written a score's file has no name, so that a front that is killed leaves none; then it takes the place of
+ * the one that is there. */
+static void test_score_file_nameless(void **state)
+{
+    struct fixture *fixture = *state;
+    char path[96], request[300];
+    int nameless = open(fixture->folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    if (nameless < 0)
+        skip(); /* the file system has none */
+    close(nameless);
+    snprintf(path, sizeof path, "%s/logits", fixture->folder);
+    int old = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_int_equal(write(old, "old", 3), 3);
+    close(old);
+    size_t before = entries(fixture->folder);
+    snprintf(request, sizeof request, "{\"op\":\"score\",\"tokens\":[300,301,302],\"logits\":\"%s\"}", path);
+    atomic_store(&fixture->mode, WORKER_HOLDS);
+    struct channel *channel = fixture_dial(fixture);
+    fixture_send(channel, request);
+    fixture_wait_status(fixture, "running", 1);
+    struct stat status;
+    assert_int_equal(entries(fixture->folder), before);
+    assert_int_equal(stat(path, &status), 0);
+    assert_int_equal(status.st_size, 3);
+    atomic_store(&fixture->mode, WORKER_GOOD);
+    json_t *answer = fixture_receive(channel);
+    assert_true(json_is_true(json_object_get(answer, "ok")));
+    json_decref(answer);
+    channel_close(channel);
+    assert_int_equal(entries(fixture->folder), before);
+    free(read_rows(path, "logits", 3, fixture->facts.config.vocab));
+    assert_int_equal(unlink(path), 0);
+}
+
 /* A file that cannot be written whole: an error that names it, and nothing is left of it. */
 static void test_score_file_full(void **state)
 {
@@ -516,6 +563,7 @@ int main(void)
         FRONT_TEST(test_session),
         FRONT_TEST(test_sampling),
         FRONT_TEST(test_score),
+        FRONT_TEST(test_score_file_nameless),
         FRONT_TEST(test_score_file_full),
         FRONT_TEST(test_small_operations),
         FRONT_TEST(test_nngcat),

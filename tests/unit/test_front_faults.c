@@ -16,6 +16,8 @@
 
 #include <signal.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 static int set_up(void **state)
@@ -110,6 +112,10 @@ static void test_bad_requests(void **state)
         {"{\"op\":\"detokenize\",\"tokens\":[4090]}", "tokens", "4090"},
         {"{\"op\":\"score\",\"tokens\":[1,2],\"text\":\"x\"}", "text", "exactly one"},
         {"{\"op\":\"score\",\"tokens\":[1,2],\"context\":1}", "context", "from 2"},
+        {"{\"op\":\"score\",\"tokens\":[1,2],\"logits\":\"/x\",\"draft_logits\":\"/x\"}", "draft_logits", "same file"},
+        {"{\"op\":\"score\",\"tokens\":[1,2],\"logits\":\"/tmp\"}", "logits", "a folder"},
+        {"{\"op\":\"score\",\"tokens\":[1,2],\"logits\":\"/dev/null\"}", "logits", "no regular file"},
+        {"{\"op\":\"next\",\"id\":\"a\\nb\"}", "id", "\"a?b\""},
     };
     struct channel *channel = fixture_dial(fixture);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -266,6 +272,20 @@ static void test_client_gone(void **state)
     fixture_check_error(fixture_ask(fixture, request), "bad_request", "id", "no request");
 }
 
+/* Connections that end before a word was said: whoever comes later is served. */
+static void test_connects_and_goes(void **state)
+{
+    struct fixture *fixture = *state;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memcpy(address.sun_path, fixture->socket, strlen(fixture->socket) + 1);
+    for (int i = 0; i < 100; i++) {
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(connect(fd, (const struct sockaddr *)&address, sizeof address), 0);
+        close(fd);
+    }
+    check_generate(fixture, fixture_ask(fixture, GENERATE));
+}
+
 /* nng's REQ sends a request again when the answer is late: it is one request. */
 static void test_resent(void **state)
 {
@@ -384,6 +404,26 @@ static void test_workers_at_fault(void **state)
     json_decref(answer);
 }
 
+/* A STEP that never arrives is sent again, and one that arrives twice is answered once. */
+static void test_lost_step(void **state)
+{
+    struct fixture *fixture = *state;
+    atomic_store(&fixture->mode, WORKER_LOSES);
+    struct channel *channel = fixture_dial(fixture);
+    fixture_send(channel, GENERATE);
+    fixture_wait_status(fixture, "running", 1);
+    usleep(300000);
+    assert_int_equal(atomic_load(&fixture->steps), 0);
+    atomic_store(&fixture->mode, WORKER_GOOD);
+    check_generate(fixture, fixture_receive(channel));
+    atomic_store(&fixture->mode, WORKER_HOLDS);
+    fixture_send(channel, GENERATE);
+    sleep(3);
+    atomic_store(&fixture->mode, WORKER_GOOD);
+    check_generate(fixture, fixture_receive(channel));
+    channel_close(channel);
+}
+
 /* What was never fetched is bounded. */
 static void test_unfetched(void **state)
 {
@@ -487,10 +527,12 @@ int main(void)
         FRONT_TEST(test_large_messages),
         FRONT_TEST(test_busy),
         FRONT_TEST(test_client_gone),
+        FRONT_TEST(test_connects_and_goes),
         FRONT_TEST(test_resent),
         FRONT_TEST(test_many_contexts),
         FRONT_TEST(test_epoch),
         FRONT_TEST(test_workers_at_fault),
+        FRONT_TEST(test_lost_step),
         FRONT_TEST(test_unfetched),
         FRONT_TEST(test_idle),
         FRONT_TEST(test_stopped),

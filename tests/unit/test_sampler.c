@@ -11,9 +11,11 @@
 #include <cmocka.h>
 
 #include "cmd/front/sampler.h"
+#include "compute/math.h"
 #include "proto/cleanup.h"
 
 #define VOCAB 1000
+#define LARGE 5000
 
 static const struct sampler_params greedy = {.top_p = 1, .vocab_limit = SIZE_MAX};
 
@@ -217,12 +219,87 @@ static void test_allowed(void **state)
     }
 }
 
+/* The picks of the definition, in this program's own words: weights one by one, all of them sorted, the sum in eight
+ * lanes. */
+static int32_t pick_slowly(const struct sampler_params *params, uint64_t position, const float *logits, int vocab)
+{
+    static struct weighted sorted[LARGE];
+    double lanes[8] = {0}, total = 0, kept = 0, sum = 0;
+    const uint32_t counter[4] = {(uint32_t)position, 0, 0, 0}, key[2] = {(uint32_t)params->seed, 0};
+    uint32_t words[4];
+    float top = -INFINITY;
+    int count = 0, taken = 0;
+
+    for (int id = 0; id < vocab; id++)
+        if (params->allowed[id / 64] >> id % 64 & 1)
+            top = fmaxf(top, logits[id]);
+    for (int id = 0; id < vocab; id++) {
+        if (!(params->allowed[id / 64] >> id % 64 & 1))
+            continue;
+        float weight = math_exp((logits[id] - top) / params->temperature);
+        lanes[id % 8] += (double)weight;
+        if (weight > 0)
+            sorted[count++] = (struct weighted){(double)weight, id};
+    }
+    for (int l = 0; l < 8; l++)
+        total += lanes[l];
+    qsort(sorted, (size_t)count, sizeof *sorted, compare);
+    philox4x32(counter, key, words);
+    double u = (double)(((uint64_t)words[1] << 32 | words[0]) >> 11) * 0x1p-53;
+    while (taken < count && (params->top_p >= 1 || taken == 0 || kept < (double)params->top_p * total))
+        kept += sorted[taken++].weight;
+    double target = u * (params->top_p >= 1 ? total : kept);
+    for (int i = 0; i < taken; i++) {
+        sum += sorted[i].weight;
+        if (sum > target)
+            return sorted[i].id;
+    }
+    return sorted[taken - 1].id;
+}
+
+/* Flat and peaked logits, holes, sizes that are no multiple of 64: the same ids as by a full sort, with each kernel
+ * set and without. */
+static void test_against_sort(void **state)
+{
+    static float logits[LARGE];
+    static uint64_t allowed[LARGE / 64 + 1];
+    const struct kernel_set *sets[16];
+    uint32_t set_count = kernel_sets(sets, 16), seed = 1;
+    const float temperatures[] = {0.01F, 0.7F, 1, 30}, top_ps[] = {1e-6F, 0.5F, 0.95F, 0.9999999F, 1};
+
+    (void)state;
+    for (int trial = 0; trial < 120; trial++) {
+        int vocab = LARGE - trial * 13;
+        for (int i = 0; i < vocab; i++) {
+            seed = seed * 1664525 + 1013904223;
+            logits[i] = (float)(seed >> 16) / 65536 * (float)(trial % 7 * 5 + 1);
+            logits[i] = seed % 50 == 0 ? -INFINITY : logits[i];
+        }
+        for (size_t w = 0; w < sizeof allowed / sizeof *allowed; w++) {
+            seed = seed * 1664525 + 1013904223;
+            allowed[w] = trial % 2 ? UINT64_MAX : (uint64_t)seed << 32 | seed;
+        }
+        struct sampler_params params = {.temperature = temperatures[trial % 4],
+                                        .top_p = top_ps[trial % 5],
+                                        .seed = (uint64_t)trial,
+                                        .vocab_limit = SIZE_MAX,
+                                        .allowed = allowed};
+        int32_t want = pick_slowly(&params, (uint64_t)trial, logits, vocab);
+        assert_int_equal(pick(params, (uint64_t)trial, logits, (size_t)vocab), want);
+        for (uint32_t s = 0; s < set_count; s++) {
+            struct sampler_scratch scratch = {.kernels = sets[s]};
+            assert_int_equal(sampler_pick(&params, (uint64_t)trial, logits, (size_t)vocab, &scratch), want);
+            sampler_scratch_free(&scratch);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_philox),     cmocka_unit_test(test_greedy),       cmocka_unit_test(test_wrong_logits),
         cmocka_unit_test(test_parameters), cmocka_unit_test(test_distribution), cmocka_unit_test(test_ties),
-        cmocka_unit_test(test_seed),       cmocka_unit_test(test_allowed),
+        cmocka_unit_test(test_seed),       cmocka_unit_test(test_allowed),      cmocka_unit_test(test_against_sort),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

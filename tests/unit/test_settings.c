@@ -214,6 +214,14 @@ static void test_refusals(void **state)
     write_file(fixture->given_file, "[pool]\nworkers = 2\n");
     assert_int_equal(settings_load(&settings, fixture->given_file, &error), -EINVAL);
     assert_non_null(strstr(error.text, "[pool]"));
+    FILE *file = fopen(fixture->given_file, "we");
+    assert_non_null(file);
+    assert_int_equal(fwrite("slots = 2\0 3\n", 1, 13, file), 13);
+    fclose(file);
+    assert_int_equal(settings_load(&settings, fixture->given_file, &error), -EINVAL);
+    assert_non_null(strstr(error.text, "zero byte"));
+    assert_int_equal(settings_load(&settings, "/dev/zero", &error), -EINVAL); /* it has no end */
+    assert_non_null(strstr(error.text, "/dev/zero"));
     unlink(fixture->given_file);
     assert_int_equal(settings_load(&settings, fixture->given_file, &error), -ENOENT);
     assert_non_null(strstr(error.text, fixture->given_file));

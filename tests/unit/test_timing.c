@@ -1,4 +1,5 @@
-/* The time inside a step: its parts add up to the step, each is charged for its own work, and counters keep the sums. */
+/* The time inside a step: its parts add up to the step, each is charged for its own work, and counters keep the
+ * sums. */
 #include "tests/unit/convert_fixture.h"
 #include "tests/unit/engine.h"
 
@@ -121,7 +122,8 @@ static void test_part_changes(void **state)
     uint64_t head = team.part_ns[PART_HEAD];
     assert_int_equal(team_part(&team, PART_OTHER), PART_HEAD);
     assert_true(team.part_ns[PART_HEAD] >= head); /* a part that comes again goes on */
-    assert_int_equal(team.part_ns[PART_OTHER] + team.part_ns[PART_HEAD] + team.part_ns[PART_WAIT], team.part_since - start);
+    assert_int_equal(team.part_ns[PART_OTHER] + team.part_ns[PART_HEAD] + team.part_ns[PART_WAIT],
+                     team.part_since - start);
 }
 
 int main(void)

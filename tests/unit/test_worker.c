@@ -184,6 +184,12 @@ static void test_alone(void **state)
     check_answer(&engine, &done, 1);
     assert_true(done.misses > 0 && atomic_load(&engine.control->workers[0].steps) == 1);
 
+    /* The same STEP sent again is answered again, not run again. */
+    send_step(&worker, &step);
+    done = receive_done(&worker);
+    check_answer(&engine, &done, 1);
+    assert_int_equal(atomic_load(&engine.control->workers[0].steps), 1);
+
     /* A message that is none is answered, and the worker lives. */
     struct error error;
     unsigned char garbage[64] = {1, 2, 3};

@@ -1,0 +1,372 @@
+#include "proto/reply_socket.h"
+
+#include "proto/cleanup.h"
+
+#include <endian.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/queue.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#define CONNECTIONS_MAX 512u
+#define BACKLOG SOMAXCONN /* nng's clients do not wait for room in it */
+#define UNSENT_MAX ((size_t)1 << 20)
+#define FIRST_ROOM ((size_t)64 << 10) /* a length is believed only as far as bytes come */
+#define GREETING_BYTES 8u
+#define FRAME_BYTES 9u /* type and length */
+
+static const unsigned char greeting_of_req[GREETING_BYTES] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
+static const unsigned char greeting_of_rep[GREETING_BYTES] = {0, 'S', 'P', 0, 0, 0x31, 0, 0};
+#define FRAME_MESSAGE 1
+
+struct connection {
+    TAILQ_ENTRY(connection) link;
+    int fd;
+    uint32_t id;
+    uint32_t unanswered; /* requests */
+    bool greeted, broken;
+    uint32_t events; /* that epoll watches for */
+
+    unsigned char head[FRAME_BYTES]; /* greeting, then each frame's beginning */
+    size_t head_bytes;
+    unsigned char *message;
+    size_t message_bytes, message_room, message_size; /* got, allocated, announced */
+
+    unsigned char *unsent;
+    size_t unsent_bytes;
+};
+
+TAILQ_HEAD(connection_list, connection);
+
+struct reply_socket {
+    int listener, epoll;
+    bool listening; /* epoll watches the listener */
+    size_t most;
+    char path[sizeof((struct sockaddr_un){0}).sun_path];
+    struct connection_list connections; /* the one that was heard last is last */
+    uint32_t count, last_id;
+};
+
+static void watch_listener(struct reply_socket *socket, bool listening)
+{
+    struct epoll_event event = {.events = listening ? EPOLLIN : 0, .data.ptr = NULL};
+    if (listening != socket->listening && epoll_ctl(socket->epoll, EPOLL_CTL_MOD, socket->listener, &event) == 0)
+        socket->listening = listening;
+}
+
+static void watch(struct reply_socket *socket, struct connection *connection)
+{
+    uint32_t events = (connection->unsent_bytes > 0 ? EPOLLOUT : 0) | (connection->unsent_bytes <= UNSENT_MAX ? EPOLLIN : 0);
+    struct epoll_event event = {.events = events, .data.ptr = connection};
+    if (events != connection->events && epoll_ctl(socket->epoll, EPOLL_CTL_MOD, connection->fd, &event) == 0)
+        connection->events = events;
+}
+
+static void drop(struct reply_socket *socket, struct connection *connection)
+{
+    TAILQ_REMOVE(&socket->connections, connection, link);
+    socket->count--;
+    close(connection->fd);
+    free(connection->message);
+    free(connection->unsent);
+    free(connection);
+    watch_listener(socket, true);
+}
+
+/* Makes room for a new connection: the one that has been silent longest and waits for no answer goes, or, where all
+ * wait, nobody new is let in. */
+static void make_room(struct reply_socket *socket)
+{
+    struct connection *connection;
+    TAILQ_FOREACH (connection, &socket->connections, link)
+        if (connection->unanswered == 0 && connection->unsent_bytes == 0) {
+            drop(socket, connection);
+            return;
+        }
+    if (!TAILQ_EMPTY(&socket->connections)) /* drop() listens again */
+        watch_listener(socket, false);
+}
+
+static void accept_one(struct reply_socket *socket)
+{
+    if (socket->count >= CONNECTIONS_MAX) {
+        make_room(socket);
+        if (socket->count >= CONNECTIONS_MAX)
+            return;
+    }
+    _cleanup_close_ int fd = accept4(socket->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+            make_room(socket);
+        return;
+    }
+    struct connection *connection = calloc(1, sizeof *connection);
+    if (!connection)
+        return;
+    connection->events = EPOLLIN;
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = connection};
+    /* The greeting is the first thing on a fresh socket: its buffer takes 8 bytes, or the client is gone. */
+    if (send(fd, greeting_of_rep, GREETING_BYTES, MSG_NOSIGNAL) != GREETING_BYTES ||
+        epoll_ctl(socket->epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
+        free(connection);
+        return;
+    }
+    connection->fd = take_fd(fd);
+    if (++socket->last_id == 0)
+        socket->last_id = 1;
+    connection->id = socket->last_id;
+    TAILQ_INSERT_TAIL(&socket->connections, connection, link);
+    socket->count++;
+}
+
+/* Writes what the client takes. -EPIPE and others: it is gone. */
+static int flush(struct connection *connection)
+{
+    if (connection->unsent_bytes == 0)
+        return 0;
+    size_t sent = 0;
+    while (sent < connection->unsent_bytes) {
+        ssize_t bytes = send(connection->fd, connection->unsent + sent, connection->unsent_bytes - sent, MSG_NOSIGNAL);
+        if (bytes < 0 && errno == EINTR)
+            continue;
+        if (bytes < 0 && errno != EAGAIN)
+            return -errno;
+        if (bytes < 0)
+            break;
+        sent += (size_t)bytes;
+    }
+    memmove(connection->unsent, connection->unsent + sent, connection->unsent_bytes - sent);
+    connection->unsent_bytes -= sent;
+    if (connection->unsent_bytes == 0) {
+        free(connection->unsent);
+        connection->unsent = NULL;
+    }
+    return 0;
+}
+
+/* Reads up to `wanted` bytes in all into `to`, which has `*bytes`. 0: all are there. */
+static int fill(int fd, unsigned char *to, size_t *bytes, size_t wanted)
+{
+    while (*bytes < wanted) {
+        ssize_t got = recv(fd, to + *bytes, wanted - *bytes, 0);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return got < 0 ? -errno : -ECONNRESET;
+        *bytes += (size_t)got;
+    }
+    return 0;
+}
+
+/* Reads on. 0: connection->message is whole. -EAGAIN: later. Others: it is gone, or does not keep to the protocol. */
+static int read_message(struct connection *connection, size_t most)
+{
+    if (!connection->greeted) {
+        int status = fill(connection->fd, connection->head, &connection->head_bytes, GREETING_BYTES);
+        if (status < 0)
+            return status;
+        if (memcmp(connection->head, greeting_of_req, GREETING_BYTES) != 0)
+            return -EPROTO;
+        connection->greeted = true;
+        connection->head_bytes = 0;
+    }
+    int status = fill(connection->fd, connection->head, &connection->head_bytes, FRAME_BYTES);
+    if (status < 0)
+        return status;
+    uint64_t size;
+    memcpy(&size, connection->head + 1, sizeof size);
+    size = be64toh(size);
+    if (connection->head[0] != FRAME_MESSAGE || size > most + REPLY_HEADER_MAX)
+        return -EMSGSIZE;
+    connection->message_size = (size_t)size;
+    do {
+        if (connection->message_bytes == connection->message_room || !connection->message) {
+            size_t room = connection->message_room < FIRST_ROOM ? FIRST_ROOM : 2 * connection->message_room;
+            room = room < size ? room : (size_t)size;
+            unsigned char *larger = realloc(connection->message, room > 0 ? room : 1);
+            if (!larger)
+                return -ENOMEM;
+            connection->message = larger;
+            connection->message_room = room;
+        }
+        status = fill(connection->fd, connection->message, &connection->message_bytes, connection->message_room);
+    } while (status == 0 && connection->message_bytes < size);
+    return status;
+}
+
+/* Splits a whole message into header and body. A header ends with the request's id, whose highest bit is set. */
+static int take_message(struct connection *connection, struct reply_address *ret_from, void **ret_bytes,
+                        size_t *ret_size)
+{
+    size_t header = 0;
+    do
+        header += 4;
+    while (header <= connection->message_size && header <= REPLY_HEADER_MAX && !(connection->message[header - 4] & 0x80));
+    if (header > connection->message_size || header > REPLY_HEADER_MAX)
+        return -EPROTO;
+    *ret_from = (struct reply_address){.connection = connection->id, .header_bytes = header};
+    memcpy(ret_from->header, connection->message, header);
+    *ret_size = connection->message_size - header;
+    memmove(connection->message, connection->message + header, *ret_size);
+    *ret_bytes = take_pointer(connection->message);
+    connection->message_bytes = connection->message_room = connection->message_size = connection->head_bytes = 0;
+    connection->unanswered++;
+    return 0;
+}
+
+int reply_socket_receive(struct reply_socket *socket, struct reply_address *ret_from, void **ret_bytes,
+                         size_t *ret_size)
+{
+    struct epoll_event event;
+    /* One event at a time: epoll then goes round among those that are ready. */
+    for (unsigned tries = 0; tries < CONNECTIONS_MAX && epoll_wait(socket->epoll, &event, 1, 0) == 1; tries++) {
+        struct connection *connection = event.data.ptr;
+        if (!connection) {
+            accept_one(socket);
+            continue;
+        }
+        int status = connection->broken ? -EPIPE : 0;
+        if (status == 0 && event.events & EPOLLOUT)
+            status = flush(connection);
+        if (status == 0)
+            status = event.events & EPOLLIN                  ? read_message(connection, socket->most)
+                     : event.events & (EPOLLHUP | EPOLLERR) ? -ECONNRESET
+                                                             : -EAGAIN;
+        if (status == 0)
+            status = take_message(connection, ret_from, ret_bytes, ret_size);
+        if (status == 0) {
+            TAILQ_REMOVE(&socket->connections, connection, link);
+            TAILQ_INSERT_TAIL(&socket->connections, connection, link);
+            watch(socket, connection);
+            return 0;
+        }
+        if (status == -EAGAIN) {
+            watch(socket, connection);
+            continue;
+        }
+        *ret_from = (struct reply_address){.connection = connection->id};
+        *ret_bytes = NULL;
+        *ret_size = 0;
+        drop(socket, connection);
+        return 0;
+    }
+    return -EAGAIN;
+}
+
+/* The connection's end is told by reply_socket_receive, not in the middle of what the caller does now. */
+static void give_up(struct connection *connection)
+{
+    connection->broken = true;
+    shutdown(connection->fd, SHUT_RDWR);
+}
+
+void reply_socket_send(struct reply_socket *socket, const struct reply_address *to, const void *bytes, size_t size)
+{
+    struct connection *connection;
+    TAILQ_FOREACH (connection, &socket->connections, link)
+        if (connection->id == to->connection)
+            break;
+    if (!connection || connection->broken)
+        return;
+    if (connection->unanswered > 0)
+        connection->unanswered--;
+    size_t more = FRAME_BYTES + to->header_bytes + size;
+    unsigned char *larger = realloc(connection->unsent, connection->unsent_bytes + more);
+    if (!larger) {
+        give_up(connection);
+        return;
+    }
+    connection->unsent = larger;
+    unsigned char *at = larger + connection->unsent_bytes;
+    uint64_t length = htobe64(to->header_bytes + size);
+    *at++ = FRAME_MESSAGE;
+    memcpy(at, &length, sizeof length);
+    memcpy(at + sizeof length, to->header, to->header_bytes);
+    memcpy(at + sizeof length + to->header_bytes, bytes, size);
+    connection->unsent_bytes += more;
+    if (flush(connection) < 0)
+        give_up(connection);
+    watch(socket, connection);
+}
+
+int reply_socket_fd(const struct reply_socket *socket)
+{
+    return socket->epoll;
+}
+
+void reply_socket_close(struct reply_socket *socket)
+{
+    if (!socket)
+        return;
+    struct connection *connection;
+    while ((connection = TAILQ_FIRST(&socket->connections))) {
+        flush(connection);
+        drop(socket, connection);
+    }
+    if (socket->listener >= 0) {
+        close(socket->listener);
+        unlink(socket->path);
+    }
+    if (socket->epoll >= 0)
+        close(socket->epoll);
+    free(socket);
+}
+
+static void reply_socket_closep(struct reply_socket **socket)
+{
+    reply_socket_close(*socket);
+}
+
+/* Binds; a file that a process left which listens no more is in the way only once. */
+static int bind_path(int fd, const struct sockaddr_un *address)
+{
+    if (bind(fd, (const struct sockaddr *)address, sizeof *address) == 0)
+        return 0;
+    if (errno != EADDRINUSE)
+        return -errno;
+    _cleanup_close_ int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (probe < 0)
+        return -errno;
+    if (connect(probe, (const struct sockaddr *)address, sizeof *address) == 0 || errno != ECONNREFUSED)
+        return -EADDRINUSE;
+    if (unlink(address->sun_path) < 0 || bind(fd, (const struct sockaddr *)address, sizeof *address) < 0)
+        return -errno;
+    return 0;
+}
+
+int reply_socket_listen(const char *path, size_t most, struct reply_socket **ret_socket, struct error *ret_error)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof address.sun_path)
+        return error_set(ret_error, ENAMETOOLONG,
+                         "%s: %zu bytes are too many for the path of a socket, %zu may be used; set "
+                         "CALYPTE_RUNTIME_DIR to a shorter one",
+                         path, strlen(path), sizeof address.sun_path - 1);
+    strcpy(address.sun_path, path);
+    _cleanup_(reply_socket_closep) struct reply_socket *made = calloc(1, sizeof *made);
+    if (!made)
+        return error_set(ret_error, ENOMEM, "%s: no memory for a socket", path);
+    TAILQ_INIT(&made->connections);
+    made->most = most;
+    made->listening = true;
+    made->listener = -1;
+    strcpy(made->path, path);
+    made->epoll = epoll_create1(EPOLL_CLOEXEC);
+    _cleanup_close_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (made->epoll < 0 || fd < 0)
+        return error_set(ret_error, errno, "%s: cannot open a socket: %s", path, strerror(errno));
+    int status = bind_path(fd, &address);
+    if (status < 0)
+        return error_set(ret_error, -status, "%s: cannot listen: %s", path, strerror(-status));
+    made->listener = take_fd(fd);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    /* chmod before listen: nobody can connect in between */
+    if (chmod(path, 0600) < 0 || listen(made->listener, BACKLOG) < 0 ||
+        epoll_ctl(made->epoll, EPOLL_CTL_ADD, made->listener, &event) < 0)
+        return error_set(ret_error, errno, "%s: cannot listen: %s", path, strerror(errno));
+    *ret_socket = take_pointer(made);
+    return 0;
+}

@@ -1,0 +1,41 @@
+/* The answering side of nng's REQ/REP over a Unix socket, for `nngcat --req` and every nng client (the SP protocol's IPC
+ * mapping, version 0: 8 bytes of greeting each way, then frames of a type byte, a 64-bit big-endian length, the request's
+ * header and its body). nng's own listener is not used here: that of 1.5.2 never accepts again once a client has gone
+ * between connect() and the greeting (nanomsg/nng#1518). No threads: one descriptor to poll. One thread. */
+#pragma once
+
+#include "proto/error.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define REPLY_HEADER_MAX 64u
+
+/* Where an answer goes. A request in flight is known by all of it: nng's REQ sends it again with the same id after a
+ * while. */
+struct reply_address {
+    uint32_t connection;                    /* 0: nobody waits */
+    unsigned char header[REPLY_HEADER_MAX]; /* hops, request id */
+    size_t header_bytes;
+};
+
+struct reply_socket;
+
+/* Listens at `path` (mode 0600). A socket that nobody listens at any more is replaced; -EADDRINUSE where somebody does,
+ * -ENAMETOOLONG. A request above `most` bytes closes its connection. */
+int reply_socket_listen(const char *path, size_t most, struct reply_socket **ret_socket, struct error *ret_error);
+
+/* Writes what the clients take at once of the answers that wait, and closes. */
+void reply_socket_close(struct reply_socket *socket);
+
+/* A descriptor that polls readable when reply_socket_receive has something to do. */
+int reply_socket_fd(const struct reply_socket *socket);
+
+/* One thing that happened: a request in memory that the caller frees, or *ret_bytes NULL: the connection ret_from->connection
+ * is gone. -EAGAIN: nothing more for now. */
+int reply_socket_receive(struct reply_socket *socket, struct reply_address *ret_from, void **ret_bytes,
+                         size_t *ret_size);
+
+/* Answers. Never waits: what the client does not take at once is kept, and nothing more is read from it above 1 MiB. A
+ * connection that is gone, or memory that is short, drops the answer (and the connection). */
+void reply_socket_send(struct reply_socket *socket, const struct reply_address *to, const void *bytes, size_t size);
