@@ -61,8 +61,8 @@ void activation_set(const struct model *model, struct activation *activation, ui
     model->kernels->sum_groups(activation->q + at, activation->width, activation->sums + at / GROUP);
 }
 
-void matrix_multiply(struct thread *thread, const struct matrix *matrix, const struct activation *activation, uint32_t first, uint32_t rows,
-                     struct range blocks, float *y, size_t stride)
+void matrix_multiply(struct thread *thread, const struct matrix *matrix, const struct activation *activation,
+                     uint32_t first, uint32_t rows, struct range blocks, float *y, size_t stride)
 {
     if (blocks.count == 0)
         return;
@@ -74,7 +74,8 @@ void matrix_multiply(struct thread *thread, const struct matrix *matrix, const s
                                                               : (f32 ? kernels->matmul_int8_f32 : kernels->matmul_int8);
     uint64_t begun = matmul_begin(thread);
     multiply(matrix->quanta + quanta_bytes(matrix->format, blocks.first, matrix->k),
-             matrix->scales + scales_bytes(blocks.first, matrix->k) / 2, blocks.count, matrix->k, matrix->factor, thread->rows, rows);
+             matrix->scales + scales_bytes(blocks.first, matrix->k) / 2, blocks.count, matrix->k, matrix->factor,
+             thread->rows, rows);
     matmul_end(thread, begun);
 }
 
@@ -90,7 +91,8 @@ int residual_exchange(struct thread *thread, struct batch *batch, float *buffer)
     if (status < 0)
         return status;
     struct range rows = thread_range(thread, batch->rows);
-    memcpy(batch->h + (size_t)rows.first * hidden, buffer + (size_t)rows.first * hidden, (size_t)rows.count * hidden * sizeof(float));
+    memcpy(batch->h + (size_t)rows.first * hidden, buffer + (size_t)rows.first * hidden,
+           (size_t)rows.count * hidden * sizeof(float));
     return 0;
 }
 
@@ -127,7 +129,8 @@ int forward_mlp_dense(struct thread *thread, struct batch *batch, uint32_t layer
         activation_set(model, &hidden_units, r, buffer + (size_t)r * width);
     team_sync(thread, 0);
     buffer = exchange_buffer(&model->exchange);
-    matrix_multiply(thread, &w->down, &hidden_units, 0, batch->rows, own_range(thread, c->hidden / BLOCK_ROWS), buffer, c->hidden);
+    matrix_multiply(thread, &w->down, &hidden_units, 0, batch->rows, own_range(thread, c->hidden / BLOCK_ROWS), buffer,
+                    c->hidden);
     return residual_exchange(thread, batch, buffer);
 }
 
@@ -148,8 +151,8 @@ int forward_logits(struct thread *thread, const float *h, const uint32_t *row, c
     }
     team_sync(thread, 0);
     float *logits = exchange_logits(&model->exchange.segment, &model->exchange.layout, draft);
-    matrix_multiply(thread, &model->weights.lm_head, &state->hidden, 0, state->logit_rows, own_range(thread, c->vocab / BLOCK_ROWS), logits,
-                    c->vocab);
+    matrix_multiply(thread, &model->weights.lm_head, &state->hidden, 0, state->logit_rows,
+                    own_range(thread, c->vocab / BLOCK_ROWS), logits, c->vocab);
     return team_exchange(thread, 0);
 }
 

@@ -12,7 +12,7 @@
 
 #include <stdbool.h>
 
-#define KEY_BLOCK 64u   /* selected keys in a block of attention */
+#define KEY_BLOCK 64u       /* selected keys in a block of attention */
 #define GROUP BLOCK_COLUMNS /* activations in a quantisation group */
 
 enum kernel_isa { ISA_AUTO = 0, ISA_SCALAR, ISA_AVX2, ISA_AVX512, ISA_AMX, ISA_COUNT };
@@ -40,10 +40,11 @@ struct kernel_set {
     matmul_function *matmul_int8, *matmul_int4;         /* int8 activations */
     matmul_function *matmul_int8_f32, *matmul_int4_f32; /* f32 activations */
     /* W [n, k] of f32, f16 or bf16 (used as f32), x [k] of each row -> its y [n]. */
-    void (*linear)(const void *weights, enum tensor_dtype dtype, uint32_t n, uint32_t k, const struct matmul_row *rows, uint32_t row_count);
+    void (*linear)(const void *weights, enum tensor_dtype dtype, uint32_t n, uint32_t k, const struct matmul_row *rows,
+                   uint32_t row_count);
     /* One row [k] of a quantised matrix, as f32: quantum * scale * factor. quanta and scales of its block row; row < 16. */
-    void (*dequantise_row)(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t row, uint32_t k, float factor,
-                           float *ret_x);
+    void (*dequantise_row)(const void *quanta, const uint16_t *scales, enum weight_format format, uint32_t row,
+                           uint32_t k, float factor, float *ret_x);
     /* x, weight [n] -> ret_y [n]; ret_y may be x. */
     void (*rmsnorm)(const float *x, const float *weight, uint32_t n, float eps, float *ret_y);
     void (*layernorm)(const float *x, const float *weight, const float *bias, uint32_t n, float eps, float *ret_y);
@@ -60,20 +61,20 @@ struct kernel_set {
     void (*store_f16)(const float *x, uint32_t n, uint16_t *ret_y);
     void (*load_f16)(const uint16_t *x, uint32_t n, float *ret_y);
     /* ret_scores[h * score_stride + t] = (q_h . key_t) * scale. q [heads][width], keys [count][width], count <= 64. */
-    void (*attention_scores)(const float *q, uint32_t heads, const float *keys, uint32_t count, uint32_t width, float scale,
-                             float *ret_scores, size_t score_stride);
+    void (*attention_scores)(const float *q, uint32_t heads, const float *keys, uint32_t count, uint32_t width,
+                             float scale, float *ret_scores, size_t score_stride);
     float (*maximum)(const float *x, uint32_t n); /* n > 0 */
     /* p_t = exp(scores_t - max) in place, count <= 64; returns their sum. */
     float (*softmax_block)(float *scores, uint32_t count, float max);
     /* z[h][j] += sum_t p_h,t keys[t][j], the block's sum made from 0 and then added; j < n, keys [count][width], z [heads][n]. */
-    void (*attention_sum)(const float *p, size_t p_stride, uint32_t heads, const float *keys, uint32_t count, uint32_t width, uint32_t n,
-                          float *z);
+    void (*attention_sum)(const float *p, size_t p_stride, uint32_t heads, const float *keys, uint32_t count,
+                          uint32_t width, uint32_t n, float *z);
     /* Index scores of `count` keys that follow one another: ret[t] = sum_h w_h relu((q_h . k_t) * scale). q int8 [heads][dim] with scales
      * [heads][dim / 64], keys int8 [count][dim] with scales [count][dim / 64]; or all f32. */
-    void (*index_scores)(const int8_t *q, const float *q_scales, const float *w, uint32_t heads, uint32_t dim, float scale,
-                         const int8_t *keys, const float *key_scales, uint32_t count, float *ret_scores);
-    void (*index_scores_f32)(const float *q, const float *w, uint32_t heads, uint32_t dim, float scale, const float *keys, uint32_t count,
-                             float *ret_scores);
+    void (*index_scores)(const int8_t *q, const float *q_scales, const float *w, uint32_t heads, uint32_t dim,
+                         float scale, const int8_t *keys, const float *key_scales, uint32_t count, float *ret_scores);
+    void (*index_scores_f32)(const float *q, const float *w, uint32_t heads, uint32_t dim, float scale,
+                             const float *keys, uint32_t count, float *ret_scores);
     /* Indices, ascending, of the k largest of scores [n]; of equal ones the lower indices. k <= n. Returns k. */
     uint32_t (*select)(const float *scores, uint32_t n, uint32_t k, uint32_t *ret_index);
 };

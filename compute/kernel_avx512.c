@@ -97,7 +97,8 @@ ALWAYS_INLINE void matmul_tile(const uint8_t *quanta, const uint16_t *scales, en
         for (credit += blocks; credit >= prefetch.tiles; credit -= prefetch.tiles, prefetch.next++) {
             size_t b = prefetch.next % blocks, group = prefetch.next / blocks;
             size_t at = group - g + (group >= groups ? (blocks - 1) * groups : 0);
-            prefetch_block(quanta + b * next_quanta + at * block_bytes(format), scales + b * next_scales + at * BLOCK_ROWS, format);
+            prefetch_block(quanta + b * next_quanta + at * block_bytes(format),
+                           scales + b * next_scales + at * BLOCK_ROWS, format);
         }
         dot_group(quanta, next_quanta, format, blocks, q, rows, dot);
         for (unsigned b = 0; b < blocks; b++) {
@@ -313,6 +314,7 @@ static void index_keys(const int8_t *q, const float *q_scales, const float *w, u
 }
 
 #define SELECT_SMALL 4096u /* below it, clearing the counters would cost more than it saves */
+#define SELECT_FEW 16384u  /* candidates that are taken out, so that what is left of the search touches nothing else */
 #define DIGITS 2048u       /* of 11 bits; the last has 10 */
 #define COPIES                                                                                                         \
     4u /* of the counters: neighbours often have the same digit, and a store must pass before the next load */
@@ -325,30 +327,38 @@ ALWAYS_INLINE __m512i orders_of(const float *x, __mmask16 mask)
     return _mm512_maskz_xor_epi32(mask, bits, flip);
 }
 
-/* Counts the digit (one of `digits`) at `shift` of those scores whose higher bits are `prefix`. */
-static void count_digits(const float *scores, uint32_t n, int shift, uint32_t digits, uint32_t higher, uint32_t prefix,
-                         uint32_t count[COPIES][DIGITS])
+/* Counts the digit (one of `digits`) at `shift` of those orders that agree with `prefix` in the higher bits. */
+ALWAYS_INLINE void count_lanes(__m512i order, __mmask16 mask, int shift, uint32_t digits, uint32_t higher,
+                               uint32_t prefix, uint32_t count[COPIES][DIGITS])
 {
-    memset(count, 0, COPIES * DIGITS * sizeof(uint32_t));
+    uint32_t digit[LANES];
+    __m512i high = _mm512_and_si512(order, _mm512_set1_epi32((int32_t)higher));
+    mask = _mm512_mask_cmpeq_epi32_mask(mask, high, _mm512_set1_epi32((int32_t)prefix));
+    order = _mm512_srl_epi32(order, _mm_cvtsi32_si128(shift));
+    order = _mm512_and_si512(order, _mm512_set1_epi32((int32_t)(digits - 1)));
+    _mm512_storeu_si512(digit, _mm512_maskz_compress_epi32(mask, order));
+    uint32_t found = (uint32_t)__builtin_popcount(mask);
+    if (found == LANES)
+        for (unsigned l = 0; l < LANES; l++)
+            count[l % COPIES][digit[l]]++;
+    else
+        for (unsigned l = 0; l < found; l++)
+            count[l % COPIES][digit[l]]++;
+}
+
+/* The orders that agree with `prefix` in the higher bits, in ret; there is room for LANES more than there are. */
+static uint32_t gather_orders(const float *scores, uint32_t n, uint32_t higher, uint32_t prefix, uint32_t *ret)
+{
+    uint32_t found = 0;
     for (uint32_t i = 0; i < n; i += LANES) {
         __mmask16 mask = first_lanes(n - i);
         __m512i order = orders_of(scores + i, mask);
-        mask = _mm512_mask_cmpeq_epi32_mask(mask, _mm512_and_si512(order, _mm512_set1_epi32((int32_t)higher)),
-                                            _mm512_set1_epi32((int32_t)prefix));
-        if (mask == 0)
-            continue;
-        uint32_t digit[LANES];
-        order = _mm512_and_si512(_mm512_srl_epi32(order, _mm_cvtsi32_si128(shift)),
-                                 _mm512_set1_epi32((int32_t)(digits - 1)));
-        _mm512_storeu_si512(digit, _mm512_maskz_compress_epi32(mask, order));
-        uint32_t found = (uint32_t)__builtin_popcount(mask);
-        if (found == LANES)
-            for (unsigned l = 0; l < LANES; l++)
-                count[l % COPIES][digit[l]]++;
-        else
-            for (unsigned l = 0; l < found; l++)
-                count[l % COPIES][digit[l]]++;
+        __m512i high = _mm512_and_si512(order, _mm512_set1_epi32((int32_t)higher));
+        mask = _mm512_mask_cmpeq_epi32_mask(mask, high, _mm512_set1_epi32((int32_t)prefix));
+        _mm512_storeu_si512(ret + found, _mm512_maskz_compress_epi32(mask, order));
+        found += (uint32_t)__builtin_popcount(mask);
     }
+    return found;
 }
 
 /* As select_best: finds the k-th largest digit by digit, then takes what is larger, and of its equals the first. */
@@ -357,11 +367,21 @@ static uint32_t select_digits(const float *scores, uint32_t n, uint32_t k, uint3
     if (n < SELECT_SMALL || k == 0)
         return select_best(scores, n, k, ret_index);
     static const int shifts[] = {21, 10, 0};
-    uint32_t count[COPIES][DIGITS], prefix = 0, higher = 0, wanted = k;
+    uint32_t count[COPIES][DIGITS], few[SELECT_FEW + LANES], prefix = 0, higher = 0, wanted = k;
+    uint32_t here = n, gathered = 0; /* scores that agree with the prefix; how many of them stand in `few` */
     for (unsigned pass = 0; pass < 3; pass++) {
         uint32_t digits = pass < 2 ? DIGITS : DIGITS / 2, digit = digits;
-        count_digits(scores, n, shifts[pass], digits, higher, prefix, count);
-        for (uint32_t here = 0; digit > 0; wanted -= here) {
+        memset(count, 0, sizeof count);
+        if (here <= SELECT_FEW && gathered == 0)
+            gathered = gather_orders(scores, n, higher, prefix, few);
+        for (uint32_t i = 0; i < gathered; i += LANES)
+            count_lanes(_mm512_loadu_si512(few + i), first_lanes(gathered - i), shifts[pass], digits, higher, prefix,
+                        count);
+        for (uint32_t i = 0; gathered == 0 && i < n; i += LANES)
+            count_lanes(orders_of(scores + i, first_lanes(n - i)), first_lanes(n - i), shifts[pass], digits, higher,
+                        prefix, count);
+        here = 0;
+        for (; digit > 0; wanted -= here) {
             digit--;
             here = count[0][digit] + count[1][digit] + count[2][digit] + count[3][digit];
             if (here >= wanted)
@@ -382,11 +402,12 @@ static uint32_t select_digits(const float *scores, uint32_t n, uint32_t k, uint3
             equal = _pdep_u32(wanted >= LANES ? 0xffffu : (1u << wanted) - 1u, equal);
             wanted -= (uint32_t)__builtin_popcount(equal);
         }
-        if ((larger | equal) == 0)
-            continue;
         uint32_t found = (uint32_t)__builtin_popcount(larger | equal);
-        _mm512_mask_storeu_epi32(ret_index + kept, first_lanes(found),
-                                 _mm512_maskz_compress_epi32((__mmask16)(larger | equal), index));
+        __m512i chosen = _mm512_maskz_compress_epi32((__mmask16)(larger | equal), index);
+        if (kept + LANES <= k)
+            _mm512_storeu_si512(ret_index + kept, chosen);
+        else
+            _mm512_mask_storeu_epi32(ret_index + kept, first_lanes(found), chosen);
         kept += found;
     }
     return kept;

@@ -48,7 +48,10 @@ static int allocate_all(struct state *state, const struct need *needs, size_t co
     return 0;
 }
 
-#define NEED(pointer, count) {&(pointer), (count), sizeof *(pointer)}
+#define NEED(pointer, count)                                                                                           \
+    {                                                                                                                  \
+        &(pointer), (count), sizeof *(pointer)                                                                         \
+    }
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
 static int allocate_activation(struct model *model, struct activation *activation, size_t rows, uint32_t width)
@@ -104,8 +107,13 @@ static int allocate_batch(struct model *model, struct batch *batch)
 {
     size_t rows = model->facts.max_rows, angles = rows * (model->facts.config.qk_rope / 2);
     const struct need needs[] = {
-        NEED(batch->sequence, rows), NEED(batch->position, rows), NEED(batch->token, rows), NEED(batch->source, rows),
-        NEED(batch->cos, angles),    NEED(batch->sin, angles),    NEED(batch->h, rows * model->facts.config.hidden),
+        NEED(batch->sequence, rows),
+        NEED(batch->position, rows),
+        NEED(batch->token, rows),
+        NEED(batch->source, rows),
+        NEED(batch->cos, angles),
+        NEED(batch->sin, angles),
+        NEED(batch->h, rows * model->facts.config.hidden),
     };
     return allocate_all(&model->state, needs, COUNT(needs));
 }
@@ -177,7 +185,8 @@ static int allocate_state(struct model *model, struct error *ret_error)
         status = allocate_thread(model, &s->threads[t]);
     }
     if (status < 0)
-        return error_set(ret_error, ENOMEM, "worker %u: no memory for steps of %u rows: choose a smaller prefill_chunk or --context",
+        return error_set(ret_error, ENOMEM,
+                         "worker %u: no memory for steps of %u rows: choose a smaller prefill_chunk or --context",
                          model->self, f->max_rows);
     for (uint32_t j = 0; j < c->qk_rope / 2; j++)
         s->inverse_frequency[j] = math_pow(c->rope_theta, -2.0 * j / c->qk_rope);
@@ -189,7 +198,8 @@ static int check_model(const struct facts *facts, struct error *ret_error)
 {
     const struct model_config *c = &facts->config;
     if (c->indexer_kind[0] != INDEXER_FULL || (c->mtp_layers && c->indexer_kind[c->layers] != INDEXER_FULL))
-        return error_set(ret_error, EINVAL, "model %s: its first layer shares an indexer that no layer before it has", c->model_type);
+        return error_set(ret_error, EINVAL, "model %s: its first layer shares an indexer that no layer before it has",
+                         c->model_type);
     if (facts->page_tokens == 0 || facts->max_rows == 0)
         return error_set(ret_error, EINVAL, "facts without rows or page size");
     return 0;
@@ -202,7 +212,8 @@ static int attach_all(struct model *model, const char *instance, struct error *r
         status = weights_find(model, ret_error);
     if (status == 0) {
         kv_layout(&model->facts, &model->kv_layout);
-        status = segment_attach(instance, "kv", SEGMENT_KV, model->kv_layout.segment_bytes, true, &model->kv, ret_error);
+        status =
+            segment_attach(instance, "kv", SEGMENT_KV, model->kv_layout.segment_bytes, true, &model->kv, ret_error);
     }
     if (status == 0)
         status = exchange_attach(instance, &model->facts, model->control, model->self, &model->exchange, ret_error);
@@ -213,8 +224,11 @@ static int attach_all(struct model *model, const char *instance, struct error *r
     if (status < 0)
         return status;
     const struct model_config *c = &model->facts.config;
-    if (model->pool.slice_bytes < expert_slice_bytes(&model->expert_shape) || model->pool.expert_count != model_moe_layers(c) * c->experts)
-        return error_set(ret_error, EBADMSG, "pool of instance %s was made for another model: run `calypte down` and start again", instance);
+    if (model->pool.slice_bytes < expert_slice_bytes(&model->expert_shape) ||
+        model->pool.expert_count != model_moe_layers(c) * c->experts)
+        return error_set(ret_error, EBADMSG,
+                         "pool of instance %s was made for another model: run `calypte down` and start again",
+                         instance);
     return 0;
 }
 
@@ -324,7 +338,8 @@ static int run_team(struct model *model)
             status = mine;
     }
     if (status == -EAGAIN)
-        error_set(&model->error, EAGAIN, "worker %u: OpenMP gave fewer than %d threads: raise the limit of processes (ulimit -u)", model->self,
+        error_set(&model->error, EAGAIN,
+                  "worker %u: OpenMP gave fewer than %d threads: raise the limit of processes (ulimit -u)", model->self,
                   threads);
     return status;
 }
@@ -337,9 +352,11 @@ static void add_counter(_Atomic uint64_t *counter, uint64_t value)
 static int refuse_step(const struct model *model, const struct step *step, struct error *ret_error)
 {
     if (step->draft && !model->facts.config.mtp_layers)
-        return error_set(ret_error, EINVAL, "a STEP asks for drafts, and model %s has no MTP layer", model->facts.config.model_type);
+        return error_set(ret_error, EINVAL, "a STEP asks for drafts, and model %s has no MTP layer",
+                         model->facts.config.model_type);
     if (step->rows == 0 || step->rows > model->facts.max_rows)
-        return error_set(ret_error, EINVAL, "a STEP of %u rows, allowed are 1 to %u", step->rows, model->facts.max_rows);
+        return error_set(ret_error, EINVAL, "a STEP of %u rows, allowed are 1 to %u", step->rows,
+                         model->facts.max_rows);
     return 0;
 }
 
@@ -387,7 +404,8 @@ int model_step(struct model *model, const struct step *step, struct step_done *r
     add_counter(&line->hits, demand->hits);
     add_counter(&line->misses, demand->misses);
     if (status == -EIO)
-        error_set(ret_error, EIO, "expert %u of layer %u: slice %u cannot be read: %s", ret_done->expert, ret_done->layer, ret_done->slice,
+        error_set(ret_error, EIO, "expert %u of layer %u: slice %u cannot be read: %s", ret_done->expert,
+                  ret_done->layer, ret_done->slice,
                   ret_done->code == EBADMSG ? "its checksum is wrong" : strerror((int)ret_done->code));
     else if (status < 0 && status != -ESTALE && status != -EINVAL && ret_error)
         *ret_error = model->error;

@@ -35,9 +35,9 @@ struct linear {
 };
 
 struct indexer_weights {
-    struct matrix wq_b;               /* [index_heads * index_dim, q_lora] */
-    struct matrix wk;                 /* [index_dim, hidden] */
-    struct linear weights_proj;       /* [index_heads, hidden] */
+    struct matrix wq_b;                /* [index_heads * index_dim, q_lora] */
+    struct matrix wk;                  /* [index_dim, hidden] */
+    struct linear weights_proj;        /* [index_heads, hidden] */
     const float *k_norm, *k_norm_bias; /* [index_dim] */
 };
 
@@ -90,8 +90,10 @@ static inline struct matmul_row activation_row(const struct activation *activati
     size_t at = row * activation->width;
     if (!activation->q)
         return (struct matmul_row){.x = activation->x + at, .y = y};
-    return (struct matmul_row){
-        .q = activation->q + at, .scales = activation->scales + at / GROUP, .sums = activation->sums + at / GROUP, .y = y};
+    return (struct matmul_row){.q = activation->q + at,
+                               .scales = activation->scales + at / GROUP,
+                               .sums = activation->sums + at / GROUP,
+                               .y = y};
 }
 
 /* Rows that go through a layer together: (sequence, position) pairs. The draft layer has its own, shorter batch. */
@@ -120,48 +122,48 @@ struct expert_failure {
 /* Worker 0's business with iod in one layer. */
 struct demand {
     uint64_t tick;
-    uint32_t wanted, done;      /* experts of the layer's rows; computed so far */
-    uint32_t *expert;           /* [experts]: wanted ones, ascending */
-    uint8_t *status;            /* [experts]: enum wanted_status of moe.c, by place in `expert` */
-    bool *stale_failure;        /* [experts]: `ref` is a FAILED slot, seen before the request */
-    struct slot_ref *ref;       /* [experts] */
+    uint32_t wanted, done; /* experts of the layer's rows; computed so far */
+    uint32_t *expert;      /* [experts]: wanted ones, ascending */
+    uint8_t *status;       /* [experts]: enum wanted_status of moe.c, by place in `expert` */
+    bool *stale_failure;   /* [experts]: `ref` is a FAILED slot, seen before the request */
+    struct slot_ref *ref;  /* [experts] */
     uint64_t hits, misses;
 };
 
 struct state {
     struct batch batch, draft;
-    float *x;     /* [rows][hidden]: normed, f32 */
-    float *final; /* [rows][hidden]: after the final norm, for the draft layer */
-    struct activation hidden;        /* [rows][2 * hidden]; a layer uses width hidden */
-    struct activation q_lora;        /* [rows][q_lora] */
-    struct activation nope, latent;  /* [rows * own heads][qk_nope], [kv_lora] */
-    struct activation o;             /* [rows][heads * v_head] */
-    struct activation index;         /* [rows][index_heads * index_dim] */
-    struct activation mlp;           /* [rows][dense_width or shared width] */
-    struct activation pair;          /* [rows * top_k][expert_width] */
-    float *q;                        /* [rows][own heads][qk_nope + qk_rope] */
-    float *q_latent;                 /* [rows][own heads][kv_lora + qk_rope] */
-    float *index_weight;             /* [rows][index_heads], times index_heads^-1/2 */
-    float *index_score;              /* [SELECT_ROWS][share of positions] */
-    uint32_t *selected;              /* [rows][index_topk], ascending positions */
-    uint32_t *selected_count;        /* [rows], or SELECT_ALL */
-    float *router;                   /* [rows][experts] */
-    uint32_t *chosen;                /* [rows][top_k], ascending */
-    float *chosen_weight;            /* [rows][top_k] */
-    uint32_t *expert_first;          /* [experts + 1]: where an expert's pairs begin in `pairs` */
-    uint32_t *pairs;                 /* [rows * top_k]: row * top_k + place, by expert, then row */
-    float *gate, *up;                /* [rows][widest MLP]: a thread touches its own columns only */
-    float *shared_y;                 /* [rows][hidden]: own columns */
-    float *pair_y;                   /* [rows * top_k][own columns of hidden] */
-    struct wave_expert *wave;        /* [experts] */
+    float *x;                       /* [rows][hidden]: normed, f32 */
+    float *final;                   /* [rows][hidden]: after the final norm, for the draft layer */
+    struct activation hidden;       /* [rows][2 * hidden]; a layer uses width hidden */
+    struct activation q_lora;       /* [rows][q_lora] */
+    struct activation nope, latent; /* [rows * own heads][qk_nope], [kv_lora] */
+    struct activation o;            /* [rows][heads * v_head] */
+    struct activation index;        /* [rows][index_heads * index_dim] */
+    struct activation mlp;          /* [rows][dense_width or shared width] */
+    struct activation pair;         /* [rows * top_k][expert_width] */
+    float *q;                       /* [rows][own heads][qk_nope + qk_rope] */
+    float *q_latent;                /* [rows][own heads][kv_lora + qk_rope] */
+    float *index_weight;            /* [rows][index_heads], times index_heads^-1/2 */
+    float *index_score;             /* [SELECT_ROWS][share of positions] */
+    uint32_t *selected;             /* [rows][index_topk], ascending positions */
+    uint32_t *selected_count;       /* [rows], or SELECT_ALL */
+    float *router;                  /* [rows][experts] */
+    uint32_t *chosen;               /* [rows][top_k], ascending */
+    float *chosen_weight;           /* [rows][top_k] */
+    uint32_t *expert_first;         /* [experts + 1]: where an expert's pairs begin in `pairs` */
+    uint32_t *pairs;                /* [rows * top_k]: row * top_k + place, by expert, then row */
+    float *gate, *up;               /* [rows][widest MLP]: a thread touches its own columns only */
+    float *shared_y;                /* [rows][hidden]: own columns */
+    float *pair_y;                  /* [rows * top_k][own columns of hidden] */
+    struct wave_expert *wave;       /* [experts] */
     uint32_t wave_count;
     struct demand demand;
-    uint32_t *logit_row;             /* [rows]: rows whose logits are wanted */
-    uint32_t *draft_row;             /* [rows]: for each of them, its row in the draft batch, or UINT32_MAX */
+    uint32_t *logit_row; /* [rows]: rows whose logits are wanted */
+    uint32_t *draft_row; /* [rows]: for each of them, its row in the draft batch, or UINT32_MAX */
     uint32_t logit_rows;
-    double *inverse_frequency;       /* [qk_rope / 2] */
-    struct thread *threads;          /* [threads] */
-    void **memory;                   /* all allocations */
+    double *inverse_frequency; /* [qk_rope / 2] */
+    struct thread *threads;    /* [threads] */
+    void **memory;             /* all allocations */
     size_t memory_count;
 };
 
@@ -170,17 +172,17 @@ struct thread {
     struct team_place place;
     struct model *model;
     uint32_t index;
-    struct matmul_row *rows;  /* [max_rows] */
-    float *keys;              /* [64][kv_lora + qk_rope] */
-    float *scores;            /* [ATTENTION_HEADS][most keys] */
-    float *z;                 /* [ATTENTION_HEADS][kv_lora] */
-    float *row;               /* [widest row]: scratch */
-    float *candidate_score;   /* [W * index_topk] */
+    struct matmul_row *rows; /* [max_rows] */
+    float *keys;             /* [64][kv_lora + qk_rope] */
+    float *scores;           /* [ATTENTION_HEADS][most keys] */
+    float *z;                /* [ATTENTION_HEADS][kv_lora] */
+    float *row;              /* [widest row]: scratch */
+    float *candidate_score;  /* [W * index_topk] */
     uint32_t *candidate_position, *candidate_index;
 };
 
 #define ATTENTION_HEADS 32u /* heads that share a block of keys in one task, at most */
-#define SELECT_ROWS 16u    /* rows whose index scores are held at a time */
+#define SELECT_ROWS 16u     /* rows whose index scores are held at a time */
 
 struct model {
     struct facts facts;
@@ -196,15 +198,15 @@ struct model {
     struct team team;
     struct weights weights;
     struct state state;
-    uint32_t self;    /* worker number */
-    int doorbell;     /* iod's eventfd, -1: none */
-    struct range heads; /* own */
+    uint32_t self;              /* worker number */
+    int doorbell;               /* iod's eventfd, -1: none */
+    struct range heads;         /* own */
     struct range hidden_blocks; /* own block rows of matrices with `hidden` rows */
     struct expert_shape expert_shape;
     struct slice_part parts[EXPERT_SLICES][EXPERT_MATRICES];
-    const struct step *step;         /* the running one */
-    struct expert_failure failure;   /* W: the team's first thread */
-    struct error error;              /* W: the team's first thread, with a fatal status */
+    const struct step *step;       /* the running one */
+    struct expert_failure failure; /* W: the team's first thread */
+    struct error error;            /* W: the team's first thread, with a fatal status */
 };
 
 /* Attaches every segment of an instance (facts: the copy that control_attach made) and allocates the state of worker `self`. Errors name
@@ -234,7 +236,8 @@ struct range own_range(const struct thread *thread, uint32_t count);
 /* Own columns of one pair's expert result, from block row `block` (of the whole matrix) on. */
 static inline float *pair_result(const struct model *model, uint32_t pair, uint32_t block)
 {
-    return model->state.pair_y + ((size_t)pair * model->hidden_blocks.count + block - model->hidden_blocks.first) * BLOCK_ROWS;
+    return model->state.pair_y +
+           ((size_t)pair * model->hidden_blocks.count + block - model->hidden_blocks.first) * BLOCK_ROWS;
 }
 
 /* The step's time that follows belongs to `part`. */
@@ -266,8 +269,8 @@ void rope_row(const struct model *model, struct batch *batch, uint32_t row);
 /* Makes row `row` of an activation from x [width]. */
 void activation_set(const struct model *model, struct activation *activation, uint32_t row, const float *x);
 /* y + r * stride + 16 * blocks.first ... = rows first .. first + rows - 1 of the activation times those block rows of the matrix. */
-void matrix_multiply(struct thread *thread, const struct matrix *matrix, const struct activation *activation, uint32_t first, uint32_t rows,
-                     struct range blocks, float *y, size_t stride);
+void matrix_multiply(struct thread *thread, const struct matrix *matrix, const struct activation *activation,
+                     uint32_t first, uint32_t rows, struct range blocks, float *y, size_t stride);
 /* The residual sum of own columns into the exchange, the exchange, and h everywhere: y [rows] as matrix_multiply left it in the buffer. */
 int residual_exchange(struct thread *thread, struct batch *batch, float *buffer);
 /* logits of the rows `row[i]` of x, normed by `norm`; UINT32_MAX: a row of zeros. */
@@ -281,4 +284,5 @@ void index_store_key(struct thread *thread, const struct batch *batch, uint32_t 
 bool index_needed(const struct model *model, const struct batch *batch);
 int index_select(struct thread *thread, struct batch *batch, uint32_t layer, const float *queries);
 /* Router of the noaux_tc kind: scores = sigmoid of the logits. */
-void route_noaux_tc(const struct model *model, const struct layer_weights *weights, float *scores, uint32_t *ret_chosen, float *ret_weight);
+void route_noaux_tc(const struct model *model, const struct layer_weights *weights, float *scores, uint32_t *ret_chosen,
+                    float *ret_weight);

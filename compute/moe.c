@@ -35,7 +35,8 @@ enum wanted_status {
     WANTED_DONE,
 };
 
-void route_noaux_tc(const struct model *model, const struct layer_weights *weights, float *logits, uint32_t *ret_chosen, float *ret_weight)
+void route_noaux_tc(const struct model *model, const struct layer_weights *weights, float *logits, uint32_t *ret_chosen,
+                    float *ret_weight)
 {
     const struct model_config *c = &model->facts.config;
     float biased[MODEL_MAX_EXPERTS];
@@ -93,7 +94,8 @@ static void route(struct thread *thread, struct batch *batch, uint32_t layer)
     struct range own = thread_range(thread, c->experts);
     const char *first = (const char *)w->router.data + (size_t)own.first * c->hidden * dtype_bytes(w->router.dtype);
     for (uint32_t r = 0; r < batch->rows; r++)
-        thread->rows[r] = (struct matmul_row){.x = state->x + (size_t)r * c->hidden, .y = state->router + (size_t)r * c->experts + own.first};
+        thread->rows[r] = (struct matmul_row){.x = state->x + (size_t)r * c->hidden,
+                                              .y = state->router + (size_t)r * c->experts + own.first};
     model->kernels->linear(first, w->router.dtype, own.count, c->hidden, thread->rows, batch->rows);
     team_sync(thread, 0);
     for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
@@ -144,7 +146,8 @@ static bool request_missing(struct model *model, uint32_t layer)
     for (uint32_t i = 0; i < demand->wanted && !full; i++) {
         if (demand->status[i] != WANTED_MISSING)
             continue;
-        struct expert_request request = {.expert = pool_id(model, layer, demand->expert[i]), .epoch = model->exchange.epoch, .tick = demand->tick};
+        struct expert_request request = {
+            .expert = pool_id(model, layer, demand->expert[i]), .epoch = model->exchange.epoch, .tick = demand->tick};
         full = ring_push(&model->control->rings[model->self], &request) < 0;
         if (!full) {
             demand->status[i] = WANTED_REQUESTED;
@@ -242,7 +245,8 @@ static int publish_wave(struct model *model, uint32_t layer, struct wave_list *l
     list->count = 0;
     for (uint32_t i = 0; list->status == 0 && i < demand->wanted; i++)
         if (demand->status[i] == WANTED_PINNED)
-            list->expert[list->count++] = (struct wave_reference){demand->expert[i], demand->ref[i].index, demand->ref[i].generation};
+            list->expert[list->count++] =
+                (struct wave_reference){demand->expert[i], demand->ref[i].index, demand->ref[i].generation};
     return 0;
 }
 
@@ -263,7 +267,8 @@ static int accept_wave(struct model *model, uint32_t layer, const struct wave_li
         struct wave_expert *expert = &state->wave[i];
         uint32_t first = i > 0 ? state->wave[i - 1].expert + 1 : 0;
         if (reference.expert < first || reference.expert >= model->facts.config.experts)
-            return error_set(&model->error, EBADMSG, "worker 0 published expert %u out of order for layer %u", reference.expert, layer);
+            return error_set(&model->error, EBADMSG, "worker 0 published expert %u out of order for layer %u",
+                             reference.expert, layer);
         expert->expert = reference.expert;
         for (uint32_t s = 0; s < EXPERT_SLICES; s++) {
             expert->slice[s] = pool_slice(&model->pool, reference.slot, s);
@@ -274,7 +279,8 @@ static int accept_wave(struct model *model, uint32_t layer, const struct wave_li
                 expert->slice[s] = pool_slice(&model->pool, reference.slot, s);
             }
             if (!expert->slice[s])
-                return error_set(&model->error, EBADMSG, "worker 0 published slot %u, which the pool does not have", reference.slot);
+                return error_set(&model->error, EBADMSG, "worker 0 published slot %u, which the pool does not have",
+                                 reference.slot);
         }
     }
     state->wave_count = count;
@@ -294,8 +300,8 @@ static void retire_wave(struct model *model)
 }
 
 /* y[row] = block rows `own` of one matrix of an expert times the given activation rows; an expert's rows lie in 8 slices. */
-static void expert_multiply(struct thread *thread, const struct wave_expert *expert, enum expert_matrix which, const struct layer_weights *w,
-                            struct range own, uint32_t rows)
+static void expert_multiply(struct thread *thread, const struct wave_expert *expert, enum expert_matrix which,
+                            const struct layer_weights *w, struct range own, uint32_t rows)
 {
     struct model *model = thread->model;
     uint32_t k = expert_columns(&model->expert_shape, which);
@@ -311,9 +317,11 @@ static void expert_multiply(struct thread *thread, const struct wave_expert *exp
         uint32_t end = part->blocks.first + part->blocks.count;
         if (own.first >= end)
             continue;
-        uint32_t skip = own.first - part->blocks.first, count = end - own.first < own.count ? end - own.first : own.count;
+        uint32_t skip = own.first - part->blocks.first,
+                 count = end - own.first < own.count ? end - own.first : own.count;
         multiply(expert->slice[s] + part->quanta + quanta_bytes(format, skip, k),
-                 (const uint16_t *)(const void *)(expert->slice[s] + part->scales + scales_bytes(skip, k)), count, k, factor, thread->rows, rows);
+                 (const uint16_t *)(const void *)(expert->slice[s] + part->scales + scales_bytes(skip, k)), count, k,
+                 factor, thread->rows, rows);
         for (uint32_t r = 0; r < rows; r++)
             thread->rows[r].y += (size_t)count * BLOCK_ROWS;
         own.first += count;
@@ -323,13 +331,15 @@ static void expert_multiply(struct thread *thread, const struct wave_expert *exp
 }
 
 /* Points thread->rows at the activations of an expert's pairs; y of pair number i of the expert is y + i * stride. */
-static uint32_t pair_rows(struct thread *thread, const struct activation *activation, uint32_t expert, bool by_row, float *y, size_t stride)
+static uint32_t pair_rows(struct thread *thread, const struct activation *activation, uint32_t expert, bool by_row,
+                          float *y, size_t stride)
 {
     const struct state *state = &thread->model->state;
     uint32_t first = state->expert_first[expert], count = state->expert_first[expert + 1] - first;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t pair = state->pairs[first + i];
-        thread->rows[i] = activation_row(activation, by_row ? pair / thread->model->facts.config.top_k : pair, y + i * stride);
+        thread->rows[i] =
+            activation_row(activation, by_row ? pair / thread->model->facts.config.top_k : pair, y + i * stride);
     }
     return count;
 }
@@ -352,7 +362,8 @@ static void wave_gate_up(struct thread *thread, uint32_t layer, float *swiglu)
         for (uint32_t n = 0; n < count; n++) {
             uint32_t pair = state->pairs[state->expert_first[expert->expert] + n];
             size_t at = n * (size_t)width + first;
-            model->kernels->swiglu(state->gate + at, state->up + at, own.count * BLOCK_ROWS, swiglu + (size_t)pair * width + first);
+            model->kernels->swiglu(state->gate + at, state->up + at, own.count * BLOCK_ROWS,
+                                   swiglu + (size_t)pair * width + first);
         }
     }
 }
@@ -452,7 +463,8 @@ static int run_wave(struct thread *thread, struct batch *batch, uint32_t layer, 
         return status;
     if (with_shared) {
         part_begin(thread, PART_SHARED);
-        matrix_multiply(thread, &w->down, &shared, 0, batch->rows, own_range(thread, model->facts.config.hidden / BLOCK_ROWS), state->shared_y,
+        matrix_multiply(thread, &w->down, &shared, 0, batch->rows,
+                        own_range(thread, model->facts.config.hidden / BLOCK_ROWS), state->shared_y,
                         model->facts.config.hidden);
         part_begin(thread, PART_EXPERTS);
     }
@@ -466,7 +478,8 @@ int forward_mlp_moe(struct thread *thread, struct batch *batch, uint32_t layer)
 {
     struct model *model = thread->model;
     struct state *state = &model->state;
-    bool shared = model->weights.layers[layer].gate.n > 0, first = true, leader = model->self == 0 && thread->index == 0;
+    bool shared = model->weights.layers[layer].gate.n > 0, first = true,
+         leader = model->self == 0 && thread->index == 0;
     part_begin(thread, PART_ROUTER);
     route(thread, batch, layer);
     part_begin(thread, PART_EXPERTS);

@@ -63,7 +63,8 @@ static int await_phase(struct thread *thread)
 {
     struct team *team = &thread->model->team;
     struct team_place *place = &thread->place;
-    uint32_t phase = atomic_load_explicit(&team->phase, memory_order_relaxed); /* cannot turn before this thread has arrived */
+    uint32_t phase =
+        atomic_load_explicit(&team->phase, memory_order_relaxed); /* cannot turn before this thread has arrived */
     await_children(thread, phase);
     atomic_store(&place->arrived, phase + 1);
     if (atomic_load(&place->parent_sleeps))

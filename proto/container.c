@@ -78,8 +78,13 @@ int container_read_json(const char *path, size_t limit, json_t **ret_object, str
     if ((uint64_t)facts.st_size > limit)
         return error_set(ret_error, EFBIG, "%s: has %lld bytes, at most %zu are accepted", path,
                          (long long)facts.st_size, limit);
+    /* json_loadfd() would make a system call for every byte */
+    _cleanup_fclose_ FILE *file = fdopen(fd, "r");
+    if (!file)
+        return error_set(ret_error, errno, "%s: %s", path, strerror(errno));
+    take_fd(fd);
     json_error_t where;
-    json_t *object = json_loadfd(fd, JSON_REJECT_DUPLICATES, &where);
+    json_t *object = json_loadf(file, JSON_REJECT_DUPLICATES, &where);
     if (!object)
         return error_set(ret_error, EINVAL, "%s: line %d: %s", path, where.line, where.text);
     if (!json_is_object(object)) {
@@ -363,7 +368,8 @@ static int no_manifest(const char *path, struct error *ret_error)
 {
     struct stat status;
     if (stat(path, &status) < 0)
-        return error_set(ret_error, errno, "%s: %s; give the folder that `calypte convert` made", path, strerror(errno));
+        return error_set(ret_error, errno, "%s: %s; give the folder that `calypte convert` made", path,
+                         strerror(errno));
     if (!S_ISDIR(status.st_mode))
         return error_set(ret_error, ENOTDIR, "%s: is not a folder; give the folder that `calypte convert` made", path);
     _cleanup_free_ char *config = NULL;

@@ -42,9 +42,10 @@ _Static_assert(sizeof(struct step_done_wire) == MESSAGE_STEP_DONE_BYTES, "wire f
 const char *step_part_name(enum step_part part)
 {
     static const char *const names[STEP_PARTS] = {
-        [PART_OTHER] = "other",   [PART_ATTENTION] = "attention", [PART_INDEXER] = "indexer", [PART_DENSE] = "dense",
-        [PART_ROUTER] = "router", [PART_SHARED] = "shared",       [PART_EXPERTS] = "experts", [PART_WAIT] = "wait",
-        [PART_EXCHANGE] = "exchange", [PART_HEAD] = "head",
+        [PART_OTHER] = "other",     [PART_ATTENTION] = "attention", [PART_INDEXER] = "indexer",
+        [PART_DENSE] = "dense",     [PART_ROUTER] = "router",       [PART_SHARED] = "shared",
+        [PART_EXPERTS] = "experts", [PART_WAIT] = "wait",           [PART_EXCHANGE] = "exchange",
+        [PART_HEAD] = "head",
     };
     return (unsigned)part < STEP_PARTS ? names[part] : "?";
 }

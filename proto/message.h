@@ -25,10 +25,10 @@ enum step_logits { LOGITS_NONE = 0, LOGITS_LAST = 1, LOGITS_ALL = 2 };
 /* Rows of one sequence in this step: positions first .. first + rows - 1. */
 struct step_sequence {
     uint32_t first, rows;
-    uint32_t logits;              /* enum step_logits */
-    uint32_t pages;               /* at least ceil((first + rows) / page_tokens) */
-    uint32_t row_offset;          /* of its first row among all rows of the step; filled by decode */
-    const uint32_t *page_ids;     /* [pages] */
+    uint32_t logits;          /* enum step_logits */
+    uint32_t pages;           /* at least ceil((first + rows) / page_tokens) */
+    uint32_t row_offset;      /* of its first row among all rows of the step; filled by decode */
+    const uint32_t *page_ids; /* [pages] */
 };
 
 /* A STEP in memory. tokens and next are [rows]; next[i] is the token after row i in its sequence, or -1 where unknown; it is used by
@@ -36,7 +36,8 @@ struct step_sequence {
 struct step {
     uint64_t id;
     uint32_t epoch;
-    uint32_t draft; /* 1: run the MTP layer on rows whose next token is known, draft logits wanted for the rows that want logits */
+    uint32_t
+        draft; /* 1: run the MTP layer on rows whose next token is known, draft logits wanted for the rows that want logits */
     uint32_t sequences, rows;
     const struct step_sequence *sequence; /* [sequences] */
     const int32_t *tokens, *next;
@@ -49,11 +50,11 @@ enum step_part {
     PART_INDEXER,   /* index keys and queries, scores, the choice of positions */
     PART_DENSE,     /* the MLP of dense layers */
     PART_ROUTER,
-    PART_SHARED,    /* the shared expert */
-    PART_EXPERTS,   /* routed experts */
-    PART_WAIT,      /* for experts on their way from the disk */
-    PART_EXCHANGE,  /* for the other workers */
-    PART_HEAD,      /* logits */
+    PART_SHARED,   /* the shared expert */
+    PART_EXPERTS,  /* routed experts */
+    PART_WAIT,     /* for experts on their way from the disk */
+    PART_EXCHANGE, /* for the other workers */
+    PART_HEAD,     /* logits */
     STEP_PARTS,
 };
 
@@ -63,12 +64,12 @@ const char *step_part_name(enum step_part part);
 struct step_done {
     uint64_t id;
     uint32_t epoch;
-    int32_t status;     /* 0; -ESTALE: abandoned, the epoch was raised; -EIO: an expert failed; else a negative errno */
+    int32_t status; /* 0; -ESTALE: abandoned, the epoch was raised; -EIO: an expert failed; else a negative errno */
     uint32_t logit_rows; /* rows of logits that stand in the exchange segment, in order of the rows that asked */
     uint32_t layer, expert, slice, code; /* of a failed expert: code is its errno (EBADMSG: checksum) */
-    uint64_t step_ns;              /* from the STEP's arrival to this message */
-    uint64_t part_ns[STEP_PARTS];  /* where it went, in worker 0's first thread; their sum is step_ns */
-    uint64_t matmul_ns;            /* in products with quantised matrices, in all of those parts */
+    uint64_t step_ns;                    /* from the STEP's arrival to this message */
+    uint64_t part_ns[STEP_PARTS];        /* where it went, in worker 0's first thread; their sum is step_ns */
+    uint64_t matmul_ns;                  /* in products with quantised matrices, in all of those parts */
     uint32_t hits, misses;
 };
 
@@ -82,8 +83,8 @@ int message_encode_step(const struct step *step, void **ret_bytes, size_t *ret_s
 /* Checks and decodes; *ret_step points into `bytes` and into one allocation *ret_memory that the caller frees. Refuses (-EBADMSG, naming
  * the field) wrong magic, version, type, lengths, page ids or tokens out of range, rows or logits over the limits. `bytes` must be
  * 8-aligned. */
-int message_decode_step(const void *bytes, size_t size, const struct step_limits *limits, struct step *ret_step, void **ret_memory,
-                        struct error *ret_error);
+int message_decode_step(const void *bytes, size_t size, const struct step_limits *limits, struct step *ret_step,
+                        void **ret_memory, struct error *ret_error);
 
 void message_encode_step_done(const struct step_done *done, unsigned char ret_bytes[], size_t size);
 #define MESSAGE_STEP_DONE_BYTES 160u

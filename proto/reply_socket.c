@@ -59,7 +59,8 @@ static void watch_listener(struct reply_socket *socket, bool listening)
 
 static void watch(struct reply_socket *socket, struct connection *connection)
 {
-    uint32_t events = (connection->unsent_bytes > 0 ? EPOLLOUT : 0) | (connection->unsent_bytes <= UNSENT_MAX ? EPOLLIN : 0);
+    uint32_t events =
+        (connection->unsent_bytes > 0 ? EPOLLOUT : 0) | (connection->unsent_bytes <= UNSENT_MAX ? EPOLLIN : 0);
     struct epoll_event event = {.events = events, .data.ptr = connection};
     if (events != connection->events && epoll_ctl(socket->epoll, EPOLL_CTL_MOD, connection->fd, &event) == 0)
         connection->events = events;
@@ -204,7 +205,8 @@ static int take_message(struct connection *connection, struct reply_address *ret
     size_t header = 0;
     do
         header += 4;
-    while (header <= connection->message_size && header <= REPLY_HEADER_MAX && !(connection->message[header - 4] & 0x80));
+    while (header <= connection->message_size && header <= REPLY_HEADER_MAX &&
+           !(connection->message[header - 4] & 0x80));
     if (header > connection->message_size || header > REPLY_HEADER_MAX)
         return -EPROTO;
     *ret_from = (struct reply_address){.connection = connection->id, .header_bytes = header};
@@ -232,9 +234,9 @@ int reply_socket_receive(struct reply_socket *socket, struct reply_address *ret_
         if (status == 0 && event.events & EPOLLOUT)
             status = flush(connection);
         if (status == 0)
-            status = event.events & EPOLLIN                  ? read_message(connection, socket->most)
+            status = event.events & EPOLLIN                 ? read_message(connection, socket->most)
                      : event.events & (EPOLLHUP | EPOLLERR) ? -ECONNRESET
-                                                             : -EAGAIN;
+                                                            : -EAGAIN;
         if (status == 0)
             status = take_message(connection, ret_from, ret_bytes, ret_size);
         if (status == 0) {

@@ -84,7 +84,8 @@ static inline uint32_t expert_columns(const struct expert_shape *shape, enum exp
 }
 
 /* Fills the three parts of slice `slice` and returns the bytes used, before padding. */
-static inline size_t expert_slice(const struct expert_shape *shape, uint32_t slice, struct slice_part ret_parts[EXPERT_MATRICES])
+static inline size_t expert_slice(const struct expert_shape *shape, uint32_t slice,
+                                  struct slice_part ret_parts[EXPERT_MATRICES])
 {
     size_t offset = 0;
     for (int m = 0; m < EXPERT_MATRICES; m++) {

@@ -12,12 +12,12 @@
 
 struct kv_layout {
     uint32_t page_tokens, pages;
-    uint32_t latent_width;                    /* kv_lora + qk_rope */
-    size_t latent_bytes;                      /* of one token of one layer */
-    size_t key_bytes, key_scale_bytes;        /* of one token of one layer with an indexer; scale bytes 0 with f32 */
-    size_t latents[MODEL_MAX_LAYERS];         /* byte offset of a layer's latents in a page */
+    uint32_t latent_width;             /* kv_lora + qk_rope */
+    size_t latent_bytes;               /* of one token of one layer */
+    size_t key_bytes, key_scale_bytes; /* of one token of one layer with an indexer; scale bytes 0 with f32 */
+    size_t latents[MODEL_MAX_LAYERS];  /* byte offset of a layer's latents in a page */
     size_t keys[MODEL_MAX_LAYERS], key_scales[MODEL_MAX_LAYERS]; /* likewise; meaningless for shared layers */
-    size_t page_bytes;                        /* a multiple of 4096 */
+    size_t page_bytes;                                           /* a multiple of 4096 */
     size_t header_bytes, segment_bytes;
 };
 

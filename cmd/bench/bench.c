@@ -11,6 +11,8 @@
 #include <string.h>
 #include <time.h>
 
+#define COUNT_MOST (UINT64_C(1) << 32) /* items a run: one that takes no time ends here */
+
 struct bench_team {
     unsigned threads, started;
     pthread_t *ids;
@@ -241,9 +243,9 @@ void bench_calibrate(struct bench_team *team, struct bench_load *load, double se
         /* By CPU time: by the clock a run may be long because another program was on the CPU. */
         run_load(team, load);
         double took = busiest(team);
-        if (took >= seconds / 4) {
-            double fit = (double)load->count * seconds / took;
-            load->count = fit < 1 ? 1 : (uint64_t)fit;
+        if (took >= seconds / 4 || load->count >= COUNT_MOST) {
+            double fit = took > 0 ? (double)load->count * seconds / took : 1;
+            load->count = fit < 1 ? 1 : fit > (double)COUNT_MOST ? COUNT_MOST : (uint64_t)fit;
             return;
         }
         load->count *= 2;

@@ -1,6 +1,7 @@
 /* The kernels on GLM-5.2's shapes, as the forward pass calls them: every thread its own block rows of each matrix,
  * or its own rows. */
 #include "cmd/bench/kernels.h"
+#include "compute/model.h"
 #include "proto/cleanup.h"
 
 #include <math.h>
@@ -12,7 +13,7 @@
 #define LATENT 576u     /* values of a latent that a query is multiplied with ... */
 #define LATENT_SUM 512u /* ... and those that are summed */
 #define HEADS 64u
-#define HEADS_AT_ONCE 8u
+#define HEADS_AT_ONCE ATTENTION_HEADS /* as attention.c calls the kernels */
 #define INDEX_HEADS 32u
 #define INDEX_DIM 128u
 #define EXPERTS 256u

@@ -20,7 +20,8 @@ static const struct flag flags[] = {
                       "threads, each on a CPU of its own (default: the CPUs that this process may use)"},
     [FLAG_SECONDS] = {"--seconds", NULL, "S", "time of a run (default 0.1)"},
     [FLAG_RUNS] = {"--runs", NULL, "N", "runs; the best one counts (default 5)"},
-    [FLAG_BYTES] = {"--bytes", NULL, "MIB", "weights in memory, in MiB (default 1200: more than any cache holds)"},
+    [FLAG_BYTES] = {"--bytes", NULL, "MIB",
+                    "weights in memory, in MiB (default 1200: more than any cache holds; at least 64)"},
     [FLAG_CPU_TIME] = {"--cpu-time", NULL, NULL,
                        "count CPU time instead of the clock's: for a machine on which others work too"},
     [FLAG_JSON] = {"--json", NULL, NULL, "print the figures as JSON"},
@@ -185,7 +186,7 @@ static int parse(int argc, char **argv, struct bench *bench)
         arguments_integer(arguments, FLAG_ROWS, 1, 4096, &bench->rows) ||
         arguments_real(arguments, FLAG_SECONDS, 1e-4, 60, &bench->seconds) ||
         arguments_integer(arguments, FLAG_RUNS, 1, BENCH_RUNS_MAX, &bench->runs) ||
-        arguments_integer(arguments, FLAG_BYTES, 16, 1 << 20, &bench->megabytes))
+        arguments_integer(arguments, FLAG_BYTES, 64, 1 << 20, &bench->megabytes))
         return EXIT_USAGE;
     const char *kernel = arguments->values[FLAG_KERNEL];
     bool known = !kernel;

@@ -126,7 +126,7 @@ static void print_ids(const json_t *output)
     size_t index;
     json_t *id;
 
-    json_array_foreach(json_object_get(output, "ids"), index, id)
+    json_array_foreach (json_object_get(output, "ids"), index, id)
         printf(index ? " %" JSON_INTEGER_FORMAT : "%" JSON_INTEGER_FORMAT, json_integer_value(id));
     putchar('\n');
 }
@@ -248,7 +248,7 @@ static int run(struct command *command, const struct command_line *line, int arg
         return usage_failed(command->name, "%s", error.text);
     code = command->json_lines ? run_lines(command, tokenizer) : run_once(command, tokenizer);
     if (fflush(stdout) != 0 || ferror(stdout))
-        return usage_failed(command->name, "cannot write to stdout");
+        return usage_failed(command->name, "cannot write to standard output");
     return code;
 }
 

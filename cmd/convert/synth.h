@@ -18,7 +18,7 @@ struct synth_options {
     const char *like; /* name of a built-in model (synth_models.c), or path of a config.json */
     /* layers without MTP, leading dense ones, experts a layer; SYNTH_UNCHANGED: as in the model */
     uint32_t layers, dense, experts;
-    bool mtp;    /* with the MTP layer; without it there is none, whatever the model has */
+    bool mtp; /* with the MTP layer; without it there is none, whatever the model has */
     uint64_t seed;
 };
 

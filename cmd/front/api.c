@@ -144,7 +144,10 @@ static json_t *parse(const char *bytes, size_t size, struct fault *ret_fault)
     json_t *message = json_loadb(bytes, size, flags, &error);
     if (!message && json_error_code(&error) == json_error_numeric_overflow)
         message = json_loadb(bytes, size, flags | JSON_DECODE_INT_AS_REAL, &error);
-    if (!message)
+    if (!message && error.text[0] == 0) /* jansson says nothing where memory is short */
+        fault_set(ret_fault, "model_error", NULL,
+                  "no memory to read the message; send a smaller one or free some memory");
+    else if (!message)
         fault_set(ret_fault, "bad_request", NULL, "the message is not JSON: %.200s (line %d, column %d)", error.text,
                   error.line, error.column);
     else if (!json_is_object(message)) {

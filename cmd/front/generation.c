@@ -69,7 +69,8 @@ static int advance(struct sequence *sequence, struct scheduler *scheduler, uint3
     sequence->computed += sequence->plan.rows;
     generation->disk_bytes =
         atomic_load_explicit(&scheduler->control->iod.load_bytes, memory_order_relaxed) - sequence->disk_bytes_before;
-    generation->own_ns = atomic_load_explicit(&scheduler->control->front.own_ns, memory_order_relaxed) - sequence->own_ns_before;
+    generation->own_ns =
+        atomic_load_explicit(&scheduler->control->front.own_ns, memory_order_relaxed) - sequence->own_ns_before;
     if (logit_rows == 0)
         return 0;
 

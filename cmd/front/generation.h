@@ -13,7 +13,7 @@ struct generation {
     const struct tokenizer *tokenizer; /* NULL: a model of ids alone */
     struct sampler_params sampler;
     struct sampler_scratch *scratch;
-    bool ignore_eos; /* the model's stop tokens are tokens like others: for measuring */
+    bool ignore_eos;                                 /* the model's stop tokens are tokens like others: for measuring */
     void (*progress)(struct generation *generation); /* there is a new token */
     void (*ended)(struct generation *generation, const struct sequence_end *end);
     /* its own */
@@ -24,7 +24,7 @@ struct generation {
     uint32_t taken;                              /* tokens of the answer that somebody has taken */
     const char *finish;                          /* "stop" or "length"; NULL while it goes on */
     uint64_t added_ns, first_token_ns, ended_ns; /* CLOCK_MONOTONIC, 0: not yet */
-    uint64_t own_ns;     /* of the front, between its steps */
+    uint64_t own_ns;                             /* of the front, between its steps */
     uint64_t disk_bytes;                         /* that iod read while this ran */
 };
 

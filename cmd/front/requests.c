@@ -94,15 +94,15 @@ static json_t *timing_json(const struct generation *generation)
         snprintf(name, sizeof name, "%s_s", step_part_name((enum step_part)p));
         json_object_set_new(parts, name, json_real((double)sequence->part_ns[p] / 1e9));
     }
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:f, s:f, s:f, s:o}", "queue_s", (double)(begun - generation->added_ns) / 1e9,
-                     "first_token_s", (double)(first - generation->added_ns) / 1e9, "total_s",
-                     (double)(generation->ended_ns - generation->added_ns) / 1e9, "prompt_tokens_per_s",
-                     rate(generation->prompt - sequence->cached, first - begun), "answer_tokens_per_s",
-                     answered > 1 ? rate(answered - 1, generation->ended_ns - first) : 0.0, "hit_rate",
-                     uses > 0 ? (double)sequence->hits / (double)uses : 1.0, "disk_bytes",
-                     (json_int_t)generation->disk_bytes, "steps", (json_int_t)sequence->steps, "steps_s",
-                     (double)sequence->step_ns / 1e9, "matmul_s", (double)sequence->matmul_ns / 1e9, "front_s",
-                     (double)generation->own_ns / 1e9, "parts", parts);
+    return json_pack(
+        "{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:f, s:f, s:f, s:o}", "queue_s",
+        (double)(begun - generation->added_ns) / 1e9, "first_token_s", (double)(first - generation->added_ns) / 1e9,
+        "total_s", (double)(generation->ended_ns - generation->added_ns) / 1e9, "prompt_tokens_per_s",
+        rate(generation->prompt - sequence->cached, first - begun), "answer_tokens_per_s",
+        answered > 1 ? rate(answered - 1, generation->ended_ns - first) : 0.0, "hit_rate",
+        uses > 0 ? (double)sequence->hits / (double)uses : 1.0, "disk_bytes", (json_int_t)generation->disk_bytes,
+        "steps", (json_int_t)sequence->steps, "steps_s", (double)sequence->step_ns / 1e9, "matmul_s",
+        (double)sequence->matmul_ns / 1e9, "front_s", (double)generation->own_ns / 1e9, "parts", parts);
 }
 
 /* What nobody has taken yet of text and tokens, put into `object`; it counts as taken then. */
@@ -330,8 +330,9 @@ static int prepare_generation(struct request *request, const json_t *message, st
 void request_generate(struct front *front, const struct reply_address *from, const json_t *message,
                       enum request_kind kind)
 {
-    static const char *const names[] = {"op",   "prompt", "tokens", "messages", "max_tokens", "temperature", "top_p",
-                                        "seed", "stop",   "raw",    "session",  "system",     "think",       "ignore_eos", NULL};
+    static const char *const names[] = {"op",          "prompt", "tokens", "messages",   "max_tokens",
+                                        "temperature", "top_p",  "seed",   "stop",       "raw",
+                                        "session",     "system", "think",  "ignore_eos", NULL};
     struct fault fault;
     struct request *request = NULL;
     int status = fields_check(message, names, &fault);

@@ -85,8 +85,8 @@ struct scheduler {
     uint32_t epoch;   /* the last one seen */
     uint64_t step_id; /* of the last STEP */
     bool in_flight;
-    uint64_t sent_ns;   /* CLOCK_MONOTONIC when the last worker had got it */
-    uint64_t repeat_ns; /* CLOCK_MONOTONIC when it is sent again */
+    uint64_t sent_ns;          /* CLOCK_MONOTONIC when the last worker had got it */
+    uint64_t repeat_ns;        /* CLOCK_MONOTONIC when it is sent again */
     uint32_t in_flight_logits; /* rows of logits that it asked for */
     void *message;             /* its bytes */
     size_t message_bytes;

@@ -103,8 +103,8 @@ static void take_requests(struct front *front)
     struct reply_address from;
     void *bytes;
     size_t size;
-    for (int taken = 0;
-         taken < REQUESTS_A_ROUND && reply_socket_receive(front->socket, &from, &bytes, &size) == 0; taken++) {
+    for (int taken = 0; taken < REQUESTS_A_ROUND && reply_socket_receive(front->socket, &from, &bytes, &size) == 0;
+         taken++) {
         if (!bytes)
             request_connection_closed(front, from.connection);
         else if (!request_is_waiting(front, &from))

@@ -25,13 +25,6 @@ static int read_file(const char *path, char **ret_bytes, size_t *ret_length, str
     struct stat stat;
     size_t length = 0;
 
-    if (fd >= 0 && fstat(fd, &stat) == 0 && S_ISDIR(stat.st_mode)) {
-        int inner = openat(fd, "tokenizer.json", O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-        if (inner < 0)
-            return error_set(ret_error, errno, "%s: no tokenizer.json in this folder: %s", path, strerror(errno));
-        close(fd);
-        fd = inner;
-    }
     if (fd < 0 || fstat(fd, &stat) < 0)
         return error_set(ret_error, errno, "%s: %s", path, strerror(errno));
     if (!S_ISREG(stat.st_mode))
@@ -108,7 +101,7 @@ static int load_vocabulary(struct tokenizer *tokenizer, json_t *vocab, const jso
     int32_t id;
     int status;
 
-    json_object_foreach(vocab, content, value) {
+    json_object_foreach (vocab, content, value) {
         if ((status = check_id(value, content, &id, ret_error)) < 0)
             return error_prefix(ret_error, status, "model.vocab");
         if (*content == 0)
@@ -116,7 +109,7 @@ static int load_vocabulary(struct tokenizer *tokenizer, json_t *vocab, const jso
         size = (size_t)id >= size ? (size_t)id + 1 : size;
         bytes += strlen(content);
     }
-    json_array_foreach(added, index, value) {
+    json_array_foreach (added, index, value) {
         content = json_string_value(json_object_get(value, "content"));
         if (!content || !*content)
             return error_set(ret_error, EINVAL, "added_tokens[%zu] has no \"content\"", index);
@@ -127,7 +120,7 @@ static int load_vocabulary(struct tokenizer *tokenizer, json_t *vocab, const jso
     }
     if (vocabulary_init(&tokenizer->vocabulary, size, bytes) < 0)
         return error_set(ret_error, ENOMEM, "out of memory for %zu tokens", size);
-    json_object_foreach(vocab, content, value) {
+    json_object_foreach (vocab, content, value) {
         id = (int32_t)json_integer_value(value);
         if (vocabulary_add(&tokenizer->vocabulary, id, content, strlen(content), true) < 0)
             return error_set(ret_error, EINVAL, "model.vocab: id %d is there twice, the second time as \"%s\"", (int)id,
@@ -191,7 +184,7 @@ static int load_added_tokens(struct tokenizer *tokenizer, const json_t *vocab, c
     added->tokens = calloc(json_array_size(array) + 1, sizeof *added->tokens);
     if (!added->tokens)
         return error_set(ret_error, ENOMEM, "out of memory");
-    json_array_foreach(array, index, value) {
+    json_array_foreach (array, index, value) {
         int status = load_added_token(tokenizer, vocab, value, &added->tokens[added->count++], ret_error);
         if (status < 0)
             return error_prefix(ret_error, status, "added_tokens: \"%s\"",
@@ -263,7 +256,7 @@ static int load_merges(struct tokenizer *tokenizer, const json_t *merges, struct
         return status;
     if (bpe_init(&tokenizer->bpe, json_array_size(merges)) < 0)
         return error_set(ret_error, ENOMEM, "out of memory for %zu merges", json_array_size(merges));
-    json_array_foreach(merges, index, value) {
+    json_array_foreach (merges, index, value) {
         if (json_is_string(value) && strncmp(json_string_value(value), "#version", 8) == 0)
             continue; /* the first line of an old merges.txt */
         status = load_merge(tokenizer, value, rank++, &bytes, ret_error);
@@ -357,7 +350,7 @@ static int load_normalizer(struct tokenizer *tokenizer, const json_t *json, int 
     const json_t *sequence = json_object_get(json, "normalizers");
     if ((status = check_array(sequence, "normalizers", ret_error)) < 0)
         return status;
-    json_array_foreach(sequence, index, value)
+    json_array_foreach (sequence, index, value)
         if ((status = load_normalizer(tokenizer, value, nesting + 1, ret_error)) < 0)
             return status;
     return 0;
@@ -422,7 +415,7 @@ static int load_pretokenizer(struct pretokenizer *pretokenizer, const json_t *js
         const json_t *sequence = json_object_get(json, "pretokenizers");
         if ((status = check_array(sequence, "pretokenizers", ret_error)) < 0)
             return status;
-        json_array_foreach(sequence, index, value)
+        json_array_foreach (sequence, index, value)
             if ((status = load_pretokenizer(pretokenizer, value, nesting + 1, byte_level, ret_error)) < 0)
                 return status;
     } else {
@@ -461,7 +454,7 @@ static int load(struct tokenizer *tokenizer, const json_t *root, struct error *r
     return load_model(tokenizer, json_object_get(root, "model"), json_object_get(root, "added_tokens"), ret_error);
 }
 
-int tokenizer_open(const char *path, struct tokenizer **ret_tokenizer, struct error *ret_error)
+static int open_file(const char *path, struct tokenizer **ret_tokenizer, struct error *ret_error)
 {
     _cleanup_free_ char *bytes = NULL;
     _cleanup_(json_decrefp) json_t *root = NULL;
@@ -485,4 +478,17 @@ int tokenizer_open(const char *path, struct tokenizer **ret_tokenizer, struct er
         return error_prefix(ret_error, status, "%s", path);
     *ret_tokenizer = take_pointer(tokenizer);
     return 0;
+}
+
+int tokenizer_open(const char *path, struct tokenizer **ret_tokenizer, struct error *ret_error)
+{
+    struct stat stat_path;
+    if (stat(path, &stat_path) == 0 && S_ISDIR(stat_path.st_mode)) {
+        _cleanup_free_ char *file = NULL;
+        if (asprintf(&file, "%s/tokenizer.json", path) >= 0)
+            return open_file(file, ret_tokenizer, ret_error);
+        file = NULL;
+        return error_set(ret_error, ENOMEM, "%s: out of memory", path);
+    }
+    return open_file(path, ret_tokenizer, ret_error);
 }

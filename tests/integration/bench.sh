@@ -1,7 +1,7 @@
 # calypte bench: the forms of its JSON, figures that hang together, and what is refused. How fast anything is, is no test.
 . "$CALYPTE_TESTS/integration/common.sh"
 
-QUICK="--seconds 0.001 --runs 2 --bytes 32"
+QUICK="--seconds 0.001 --runs 2 --bytes 64"
 
 # expect_json FILE FILTER: jq finds it true.
 expect_json() { jq -e "$2" "$1" >/dev/null || fail "not so: $2 in $(cat "$1")"; }
@@ -65,7 +65,7 @@ calypte run "$CALYPTE_MODEL" --stats --max-tokens 30 "What is a river?" 2>&1 >/d
 note "refused"
 expect_line 2 'did you mean kernels' calypte bench kernel
 expect_line 2 'unknown' calypte bench kernels --kernel int3_gemv
-expect_line 1 'no such kernel set' calypte bench kernels --seconds 0.001 --runs 1 --bytes 32 --isa sse9
+expect_line 1 'no such kernel set' calypte bench kernels --seconds 0.001 --runs 1 --bytes 64 --isa sse9
 expect_line 2 '\-\-runs' calypte bench memory --runs 0
-expect_line 1 'not a Calypte container' calypte bench decode "$SCRATCH/none"
+expect_line 1 "$SCRATCH/none: " calypte bench decode "$SCRATCH/none"
 expect_line 2 'argument is missing' calypte bench prefill

@@ -16,8 +16,8 @@
 #include <stdbool.h>
 #include <string.h>
 
-#define GREEDY_GAP 0.02  /* below it, rounding may decide which token comes next */
-#define TIE 1e-4         /* of the logits' standard deviation */
+#define GREEDY_GAP 0.02 /* below it, rounding may decide which token comes next */
+#define TIE 1e-4        /* of the logits' standard deviation */
 
 static int fail(const char *what)
 {
@@ -159,8 +159,8 @@ static int check_logits(int argc, char **argv)
     qsort(cosines, rows, sizeof *cosines, compare_doubles);
     double median = rows % 2 ? cosines[rows / 2] : (cosines[rows / 2 - 1] + cosines[rows / 2]) / 2;
     double top1 = (double)same / (double)rows;
-    printf("%s: rows %llu, top-1 %.4f, cosine median %.6f, least %.6f, below %g: %llu\n", argv[3], (unsigned long long)rows, top1,
-           median, cosines[0], floor, (unsigned long long)below);
+    printf("%s: rows %llu, top-1 %.4f, cosine median %.6f, least %.6f, below %g: %llu\n", argv[3],
+           (unsigned long long)rows, top1, median, cosines[0], floor, (unsigned long long)below);
     bool good = top1 >= option(argc, argv, "top1", 0) && median >= option(argc, argv, "median", -1) &&
                 (double)below <= option(argc, argv, "exceptions", 0);
     return good ? 0 : fail("that is not close enough");
@@ -181,8 +181,8 @@ static int check_follows(const char *answer_path, const char *logits_path, const
             top = of_row[t] > of_row[top] ? t : top;
         good = top == got;
         if (!good)
-            fprintf(stderr, "oracle: token %llu is %llu, the logits say %llu\n", (unsigned long long)i, (unsigned long long)got,
-                    (unsigned long long)top);
+            fprintf(stderr, "oracle: token %llu is %llu, the logits say %llu\n", (unsigned long long)i,
+                    (unsigned long long)got, (unsigned long long)top);
     }
     printf("%llu tokens follow the logits\n", (unsigned long long)count);
     json_decref(answer);

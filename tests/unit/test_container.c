@@ -274,13 +274,40 @@ static void test_no_container(void **state)
     assert_non_null(strstr(error.text, nowhere));
 }
 
+/* Read calls of this process so far. */
+static unsigned long read_calls(void)
+{
+    unsigned long count = 0;
+    char line[128];
+    FILE *file = fopen("/proc/self/io", "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file))
+        sscanf(line, "syscr: %lu", &count);
+    fclose(file);
+    return count;
+}
+
+/* Opening costs a few reads, not one for every byte of the manifest. */
+static void test_few_reads(void **state)
+{
+    (void)state;
+    struct container *container;
+    struct error error;
+    size_t bytes;
+    free(fixture_read(folder, CONTAINER_MANIFEST, &bytes));
+    unsigned long before = read_calls();
+    assert_int_equal(container_open(folder, &container, &error), 0);
+    assert_true(read_calls() - before < bytes / 10);
+    container_close(container);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checksums),      cmocka_unit_test(test_flipped_manifest),
         cmocka_unit_test(test_flipped_header), cmocka_unit_test(test_flipped_tables),
         cmocka_unit_test(test_lengths),        cmocka_unit_test(test_lies),
-        cmocka_unit_test(test_no_container),
+        cmocka_unit_test(test_no_container),   cmocka_unit_test(test_few_reads),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

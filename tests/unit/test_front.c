@@ -554,20 +554,13 @@ static void test_without_tokenizer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        FRONT_TEST(test_generate),
-        FRONT_TEST(test_prompts),
-        FRONT_TEST(test_limits),
-        FRONT_TEST(test_submit),
-        FRONT_TEST(test_wait_and_cancel),
-        FRONT_TEST(test_together),
-        FRONT_TEST(test_session),
-        FRONT_TEST(test_sampling),
-        FRONT_TEST(test_score),
-        FRONT_TEST(test_score_file_nameless),
-        FRONT_TEST(test_score_file_full),
-        FRONT_TEST(test_small_operations),
-        FRONT_TEST(test_nngcat),
-        cmocka_unit_test(test_without_tokenizer),
+        FRONT_TEST(test_generate),        FRONT_TEST(test_prompts),
+        FRONT_TEST(test_limits),          FRONT_TEST(test_submit),
+        FRONT_TEST(test_wait_and_cancel), FRONT_TEST(test_together),
+        FRONT_TEST(test_session),         FRONT_TEST(test_sampling),
+        FRONT_TEST(test_score),           FRONT_TEST(test_score_file_nameless),
+        FRONT_TEST(test_score_file_full), FRONT_TEST(test_small_operations),
+        FRONT_TEST(test_nngcat),          cmocka_unit_test(test_without_tokenizer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

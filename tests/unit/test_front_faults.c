@@ -522,20 +522,13 @@ static void test_stopped(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        FRONT_TEST(test_bad_requests),
-        FRONT_TEST(test_mutated_requests),
-        FRONT_TEST(test_large_messages),
-        FRONT_TEST(test_busy),
-        FRONT_TEST(test_client_gone),
-        FRONT_TEST(test_connects_and_goes),
-        FRONT_TEST(test_resent),
-        FRONT_TEST(test_many_contexts),
-        FRONT_TEST(test_epoch),
-        FRONT_TEST(test_workers_at_fault),
-        FRONT_TEST(test_lost_step),
-        FRONT_TEST(test_unfetched),
-        FRONT_TEST(test_idle),
-        FRONT_TEST(test_stopped),
+        FRONT_TEST(test_bad_requests),   FRONT_TEST(test_mutated_requests),
+        FRONT_TEST(test_large_messages), FRONT_TEST(test_busy),
+        FRONT_TEST(test_client_gone),    FRONT_TEST(test_connects_and_goes),
+        FRONT_TEST(test_resent),         FRONT_TEST(test_many_contexts),
+        FRONT_TEST(test_epoch),          FRONT_TEST(test_workers_at_fault),
+        FRONT_TEST(test_lost_step),      FRONT_TEST(test_unfetched),
+        FRONT_TEST(test_idle),           FRONT_TEST(test_stopped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -180,12 +180,12 @@ static void test_bad_clients(void **state)
         {GREETING, 8, false},
         {"GET / HTTP/1.0\r\n\r\n", 18, true},
         {"\0SP\0\0\x31\0\0", 8, true},
-        {GREETING "\2\0\0\0\0\0\0\0\5", 17, true},                          /* no message */
-        {GREETING "\1\xff\xff\xff\xff\xff\xff\xff\xff", 17, true},          /* 2^64 - 1 bytes */
-        {GREETING "\1\0\0\0\0\0\2\0\0", 17, true},                          /* more than MOST */
-        {GREETING "\1\0\0\0\0\0\0\0\0", 17, true},                          /* no request id */
-        {GREETING "\1\0\0\0\0\0\0\0\7\0\0\0\1abc", 24, true},               /* a hop, no id */
-        {GREETING "\1\0\0\0\0\0\1\0\0\x80\0\0\1abc", 24, false},            /* a beginning */
+        {GREETING "\2\0\0\0\0\0\0\0\5", 17, true},                 /* no message */
+        {GREETING "\1\xff\xff\xff\xff\xff\xff\xff\xff", 17, true}, /* 2^64 - 1 bytes */
+        {GREETING "\1\0\0\0\0\0\2\0\0", 17, true},                 /* more than MOST */
+        {GREETING "\1\0\0\0\0\0\0\0\0", 17, true},                 /* no request id */
+        {GREETING "\1\0\0\0\0\0\0\0\7\0\0\0\1abc", 24, true},      /* a hop, no id */
+        {GREETING "\1\0\0\0\0\0\1\0\0\x80\0\0\1abc", 24, false},   /* a beginning */
     };
     size_t before = descriptors();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -304,7 +304,7 @@ static void test_place(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        REPLY_TEST(test_pieces),     REPLY_TEST(test_bad_clients),   REPLY_TEST(test_crowd),
+        REPLY_TEST(test_pieces),         REPLY_TEST(test_bad_clients),   REPLY_TEST(test_crowd),
         REPLY_TEST(test_no_descriptors), REPLY_TEST(test_reads_nothing), REPLY_TEST(test_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -192,7 +192,7 @@ static void merges_to_strings(json_t *model)
     json_t *strings = json_array(), *merge;
     size_t index;
 
-    json_array_foreach(json_object_get(model, "merges"), index, merge)
+    json_array_foreach (json_object_get(model, "merges"), index, merge)
         json_array_append_new(strings, json_sprintf("%s %s", json_string_value(json_array_get(merge, 0)),
                                                     json_string_value(json_array_get(merge, 1))));
     json_object_set_new(model, "merges", strings);
@@ -223,7 +223,7 @@ static void test_features(void **state)
             merges_to_strings(model);
         if (open_json(fixture, json, &tokenizer, &error) < 0)
             fail_msg("%s: %s", where, error.text);
-        json_array_foreach(json_object_get(set, "cases"), index, one)
+        json_array_foreach (json_object_get(set, "cases"), index, one)
             check_ids(tokenizer, json_object_get(one, "text"), json_object_get(one, "ids"), where);
         json_decref(set);
         json_decref(json);
@@ -352,6 +352,7 @@ static void test_not_json(void **state)
     free(whole);
     assert_int_equal(tokenizer_open("/dev/null", &tokenizer, &error), -EINVAL);
     assert_int_equal(tokenizer_open(fixture->folder, &tokenizer, &error), -EINVAL);
+    assert_non_null(strstr(error.text, "/tokenizer.json: "));
     unlink(fixture->path);
     assert_int_equal(tokenizer_open(fixture->folder, &tokenizer, &error), -ENOENT);
     assert_non_null(strstr(error.text, "tokenizer.json"));

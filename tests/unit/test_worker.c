@@ -7,6 +7,8 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -246,8 +248,47 @@ static void test_neighbour_dies(void **state)
     }
 }
 
+/* Connects as a front that dies before nng's greeting. */
+static void connect_and_die(const struct engine *engine)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%.90s/worker.0.ipc", engine->rundir);
+    _cleanup_close_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (const struct sockaddr *)(const void *)&address, sizeof address), 0);
+}
+
+/* A new front gets through, also when the one before died while it connected. */
+static void test_front_dies(void **state)
+{
+    (void)state;
+    struct engine engine;
+    struct process worker;
+    struct error error;
+    char path[256];
+    const struct engine_options options = {.container = container, .workers = 1, .threads = 1, .processes = true};
+    engine_open(&engine, &options);
+    start_worker(&engine, 0, &worker);
+    snprintf(path, sizeof path, "%s/worker.0.ipc", engine.rundir);
+    for (uint32_t epoch = 2; epoch < 6; epoch++) {
+        channel_close(worker.channel);
+        connect_and_die(&engine);
+        assert_int_equal(control_raise_epoch(engine.control), epoch);
+        wait_acknowledged(&engine, 0, epoch);
+        if (channel_dial(CHANNEL_PAIR, path, &worker.channel, &error) < 0)
+            fail_msg("%s", error.text);
+        struct step step = step_of(epoch);
+        send_step(&worker, &step);
+        struct step_done done = receive_done(&worker);
+        check_answer(&engine, &done, epoch);
+    }
+    assert_int_equal(stop_worker(&worker, SIGTERM), 0);
+    engine_close(&engine);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_alone), cmocka_unit_test(test_neighbour_dies)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_alone), cmocka_unit_test(test_neighbour_dies),
+                                       cmocka_unit_test(test_front_dies)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
