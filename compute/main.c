@@ -16,8 +16,6 @@
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
 
-#define SEND_MS 1000 /* the front reads its answers at once, and asks again for one that was lost */
-
 struct worker {
     struct heritage heritage;
     struct control *control;
@@ -28,7 +26,6 @@ struct worker {
     struct step_done last; /* of the last STEP that was run; id 0: none */
     int signal_fd;         /* SIGTERM, SIGINT */
     int epoch_fd;          /* eventfd: the watcher saw the epoch rise */
-    uint32_t epoch;        /* in which `channel` was made */
 };
 
 /* An idle worker sleeps in poll() and would not notice a raised epoch, which the supervisor wants acknowledged. This
@@ -92,14 +89,9 @@ static int catch_signals(int *ret_fd, struct error *ret_error)
     return 0;
 }
 
-/* Afresh in every epoch: after the death of a front its connection may still stand, which would refuse that of the next
- * one, and nng's listener never accepts again once a front has died between connect() and the greeting. */
 static int listen_for_front(struct worker *worker, struct error *ret_error)
 {
     char path[PATH_MAX];
-    channel_close(worker->channel);
-    worker->channel = NULL;
-    worker->epoch = atomic_load(&worker->control->epoch);
     snprintf(path, sizeof path, "%s/worker.%u.ipc", worker->heritage.rundir, worker->heritage.index);
     return channel_listen(CHANNEL_PAIR, path, &worker->channel, ret_error);
 }
@@ -120,7 +112,7 @@ static int open_worker(struct worker *worker, struct error *ret_error)
     worker->epoch_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (worker->epoch_fd < 0)
         return error_set(ret_error, errno, "worker %u: no eventfd: %s", heritage->index, strerror(errno));
-    status = listen_for_front(worker, ret_error); /* before pinning: its threads inherit our cores */
+    status = listen_for_front(worker, ret_error);
     if (status == 0)
         status = start_watcher(worker, ret_error);
     if (status < 0)
@@ -153,10 +145,7 @@ static int answer(struct worker *worker, const struct step_done *done, struct er
     if (worker->heritage.index != 0)
         return 0;
     message_encode_step_done(done, bytes, sizeof bytes);
-    int status = channel_send(worker->channel, bytes, sizeof bytes, done->status == -ESTALE ? 0 : SEND_MS, ret_error);
-    return status == -ECONNRESET || status == -ETIMEDOUT || status == -EAGAIN
-               ? 0
-               : status; /* the front is gone: nobody waits */
+    return channel_send(worker->channel, bytes, sizeof bytes, 0, ret_error); /* a front that is gone gets none */
 }
 
 /* Runs one message. 0 to go on; anything else is this worker's end. */
@@ -186,10 +175,10 @@ static int serve(struct worker *worker, const void *bytes, size_t size, struct e
     return answer(worker, &done, ret_error);
 }
 
-/* Everything that has arrived in this epoch. */
+/* Everything that has arrived. */
 static int receive_all(struct worker *worker, struct error *ret_error)
 {
-    while (atomic_load(&worker->control->epoch) == worker->epoch) {
+    for (;;) {
         _cleanup_free_ void *bytes = NULL;
         size_t size;
         int status = channel_receive(worker->channel, 0, &bytes, &size, ret_error);
@@ -200,27 +189,15 @@ static int receive_all(struct worker *worker, struct error *ret_error)
         if (status < 0)
             return status;
     }
-    return 0;
-}
-
-/* A process has died: the front may be another one. */
-static int begin_epoch(struct worker *worker, struct error *ret_error)
-{
-    int status = listen_for_front(worker, ret_error);
-    if (status == 0 && worker->epoch != worker->model->exchange.epoch)
-        model_acknowledge(worker->model, worker->epoch);
-    return status;
 }
 
 /* Until SIGTERM (0) or a fault. */
 static int run(struct worker *worker, struct error *ret_error)
 {
     for (;;) {
-        int status = 0;
-        if (atomic_load(&worker->control->epoch) != worker->epoch)
-            status = begin_epoch(worker, ret_error);
-        if (status < 0)
-            return status;
+        uint32_t epoch = atomic_load(&worker->control->epoch);
+        if (epoch != worker->model->exchange.epoch)
+            model_acknowledge(worker->model, epoch);
         struct pollfd fds[] = {
             {.fd = worker->signal_fd, .events = POLLIN},
             {.fd = worker->epoch_fd, .events = POLLIN},
@@ -236,7 +213,7 @@ static int run(struct worker *worker, struct error *ret_error)
         uint64_t count;
         if (fds[1].revents && read(worker->epoch_fd, &count, sizeof count) < 0 && errno != EAGAIN)
             return error_set(ret_error, errno, "worker %u: eventfd: %s", worker->heritage.index, strerror(errno));
-        status = fds[2].revents ? receive_all(worker, ret_error) : 0;
+        int status = fds[2].revents ? receive_all(worker, ret_error) : 0;
         if (status < 0)
             return status;
     }

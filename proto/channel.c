@@ -17,9 +17,9 @@
 #define URL_MAX (sizeof "ipc://" + sizeof((struct sockaddr_un){0}).sun_path)
 
 struct channel {
-    struct reply_socket *replies; /* REP: all that there is */
-    struct reply_address asked;   /* who waits for the answer */
-    nng_socket socket;
+    struct reply_socket *replies; /* a listener: all that there is */
+    struct reply_address asked;   /* who sent last: where an answer goes */
+    nng_socket socket;            /* a dialler */
     bool open;
     int receive_fd, send_fd;
     char url[URL_MAX];
@@ -101,37 +101,18 @@ static int channel_open(enum channel_kind kind, const char *path, struct channel
     return 0;
 }
 
-static int listen_for_requests(const char *path, struct channel **ret_channel, struct error *ret_error)
+int channel_listen(enum channel_kind kind, const char *path, struct channel **ret_channel, struct error *ret_error)
 {
     _cleanup_(channel_closep) struct channel *channel = calloc(1, sizeof *channel);
     if (!channel)
         return error_set(ret_error, ENOMEM, "%s: no memory for a socket", path);
-    int status = reply_socket_listen(path, RECEIVE_MAX, &channel->replies, ret_error);
+    int status = reply_socket_listen(kind == CHANNEL_PAIR ? REPLY_PAIR : REPLY_REP, path, RECEIVE_MAX,
+                                     &channel->replies, ret_error);
     if (status < 0)
         return status;
     snprintf(channel->url, sizeof channel->url, "ipc://%s", path);
     channel->receive_fd = reply_socket_fd(channel->replies);
     channel->send_fd = -1;
-    *ret_channel = take_pointer(channel);
-    return 0;
-}
-
-int channel_listen(enum channel_kind kind, const char *path, struct channel **ret_channel, struct error *ret_error)
-{
-    if (kind == CHANNEL_REP)
-        return listen_for_requests(path, ret_channel, ret_error);
-    _cleanup_(channel_closep) struct channel *channel = NULL;
-    int status = channel_open(kind, path, &channel, ret_error);
-    if (status < 0)
-        return status;
-    nng_listener listener;
-    int code = nng_listener_create(&listener, channel->socket, channel->url);
-    if (code == 0)
-        code = nng_listener_set_int(listener, NNG_OPT_IPC_PERMISSIONS, 0600);
-    if (code == 0)
-        code = nng_listener_start(listener, 0);
-    if (code != 0)
-        return channel_error(code, "cannot listen", channel->url, ret_error);
     *ret_channel = take_pointer(channel);
     return 0;
 }
@@ -170,7 +151,6 @@ int channel_send(struct channel *channel, const void *bytes, size_t size, int ti
 {
     if (channel->replies) {
         reply_socket_send(channel->replies, &channel->asked, bytes, size);
-        channel->asked = (struct reply_address){0};
         return 0;
     }
     nng_msg *message;
@@ -199,7 +179,7 @@ static int receive_request(struct channel *channel, int timeout_ms, void **ret_b
         struct pollfd wait = {.fd = channel->receive_fd, .events = POLLIN};
         int ready = timeout_ms == 0 ? 0 : poll(&wait, 1, timeout_ms);
         if (ready == 0)
-            return error_set(ret_error, timeout_ms == 0 ? EAGAIN : ETIMEDOUT, "%s: no request came", channel->url);
+            return error_set(ret_error, timeout_ms == 0 ? EAGAIN : ETIMEDOUT, "%s: nothing came", channel->url);
         if (ready < 0 && errno != EINTR)
             return error_set(ret_error, errno, "%s: cannot poll: %s", channel->url, strerror(errno));
     }

@@ -27,10 +27,12 @@ void channel_close(struct channel *channel);
 /* A descriptor that polls readable when a message can be received. */
 int channel_fd(struct channel *channel);
 
-/* A descriptor that polls readable when a message can be sent (a PAIR: the other side is connected; a REP has none: -1). */
+/* A descriptor that polls readable when a message can be sent (a dialled PAIR: the other side
+ * is connected; a listener has none: -1). */
 int channel_send_fd(struct channel *channel);
 
-/* A REP's send answers the request that was received last and never waits: a client that is gone has no answer.
+/* A listener's send goes to whoever it received from last and never waits: who is gone has no answer. It has no threads
+ * either: a dialler is connected once the listener's owner has received, be it nothing. For a dialler,
  * timeout_ms: negative waits for ever, 0 tries once. -EAGAIN (tried once) / -ETIMEDOUT, -ECONNRESET when closed. One
  * thread sends and one receives at a time. */
 int channel_send(struct channel *channel, const void *bytes, size_t size, int timeout_ms, struct error *ret_error);

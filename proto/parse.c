@@ -2,9 +2,7 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -92,6 +90,21 @@ int parse_size(const char *text, uint64_t *ret_bytes)
     return -EINVAL;
 }
 
+int parse_real(const char *text, double least, double most, double *ret_number)
+{
+    size_t length = strlen(text);
+    if (length == 0 || text[0] == '+' || strspn(text, "+-.0123456789eE") != length)
+        return -EINVAL; /* strtod would take white space, hexadecimal, inf and nan */
+    char *end;
+    double number = strtod(text, &end);
+    if (end != text + length)
+        return -EINVAL;
+    if (!(number >= least && number <= most))
+        return -ERANGE;
+    *ret_number = number;
+    return 0;
+}
+
 int parse_percent(const char *text, double *ret_percent)
 {
     long double number;
@@ -138,6 +151,8 @@ const char *nearest_name(const char *name, const char *const *names, size_t coun
     if (length > NAME_MAX_NEAR)
         return NULL;
     size_t best = length / 3 > 2 ? length / 3 : 2;
+    if (best >= (length + 1) / 2) /* more than half of a short name would be another */
+        best = length > 1 ? (length + 1) / 2 - 1 : 0;
     const char *found = NULL;
     for (size_t i = 0; i < count; i++) {
         if (strlen(names[i]) > NAME_MAX_NEAR)
@@ -150,23 +165,4 @@ const char *nearest_name(const char *name, const char *const *names, size_t coun
         }
     }
     return found;
-}
-
-void format_size(uint64_t bytes, char *ret_text, size_t size)
-{
-    static const char units[] = "KMGT";
-    int unit = -1;
-    uint64_t whole = bytes;
-    while (unit < 3 && whole != 0 && whole % 512 == 0 && whole / 512 > 1) { /* halves stay exact with one digit */
-        if (whole % 1024 != 0) {
-            snprintf(ret_text, size, "%" PRIu64 ".5%c", whole / 1024, units[unit + 1]);
-            return;
-        }
-        whole /= 1024;
-        unit++;
-    }
-    if (unit < 0)
-        snprintf(ret_text, size, "%" PRIu64, bytes);
-    else
-        snprintf(ret_text, size, "%" PRIu64 "%c", whole, units[unit]);
 }

@@ -7,6 +7,10 @@
 /* A decimal number least .. most, nothing before or after it. 0, -EINVAL (not a number), -ERANGE. */
 int parse_number(const char *text, uint64_t least, uint64_t most, uint64_t *ret_number);
 
+/* A decimal number least .. most with sign, fraction and exponent ("-0.5", "1e-3"), in the C locale. 0, -EINVAL,
+ * -ERANGE. */
+int parse_real(const char *text, double least, double most, double *ret_number);
+
 /* Bytes: a decimal number, with a fraction if it has a suffix. K, M, G, T and KiB, MiB, GiB, TiB are powers of 1024;
  * KB, MB, GB, TB of 1000; upper or lower case. "64G", "1.5GiB", "4096". 0, -EINVAL, -ERANGE (2^63 bytes or more). */
 int parse_size(const char *text, uint64_t *ret_bytes);
@@ -14,9 +18,6 @@ int parse_size(const char *text, uint64_t *ret_bytes);
 /* A share like "80%" or "12.5%", more than 0 and at most 100. 0, -EINVAL, -ERANGE. */
 int parse_percent(const char *text, double *ret_percent);
 
-/* The name among `names` that is fewest letters away from `name`, or NULL when none is near (a third of its letters, at
- * least 2). The beginning of a name is one letter away from it. */
+/* The name among `names` that is fewest letters away from `name`, or NULL when none is near: at most a third of its
+ * letters or 2, and less than half. The beginning of a name is one letter away from it. */
 const char *nearest_name(const char *name, const char *const *names, size_t count);
-
-/* Writes a size as a person would: "64G", "1.5G", "20054016". Exact: parse_size gives the same bytes. */
-void format_size(uint64_t bytes, char *ret_text, size_t size);

@@ -18,8 +18,13 @@
 #define GREETING_BYTES 8u
 #define FRAME_BYTES 9u /* type and length */
 
-static const unsigned char greeting_of_req[GREETING_BYTES] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
-static const unsigned char greeting_of_rep[GREETING_BYTES] = {0, 'S', 'P', 0, 0, 0x31, 0, 0};
+/* Ours, and what the other side must say. */
+static const struct greeting {
+    unsigned char ours[GREETING_BYTES], theirs[GREETING_BYTES];
+} greetings[] = {
+    [REPLY_REP] = {{0, 'S', 'P', 0, 0, 0x31, 0, 0}, {0, 'S', 'P', 0, 0, 0x30, 0, 0}},
+    [REPLY_PAIR] = {{0, 'S', 'P', 0, 0, 0x10, 0, 0}, {0, 'S', 'P', 0, 0, 0x10, 0, 0}},
+};
 #define FRAME_MESSAGE 1
 
 struct connection {
@@ -42,6 +47,7 @@ struct connection {
 TAILQ_HEAD(connection_list, connection);
 
 struct reply_socket {
+    enum reply_protocol protocol;
     int listener, epoll;
     bool listening; /* epoll watches the listener */
     size_t most;
@@ -110,7 +116,7 @@ static void accept_one(struct reply_socket *socket)
     connection->events = EPOLLIN;
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = connection};
     /* The greeting is the first thing on a fresh socket: its buffer takes 8 bytes, or the client is gone. */
-    if (send(fd, greeting_of_rep, GREETING_BYTES, MSG_NOSIGNAL) != GREETING_BYTES ||
+    if (send(fd, greetings[socket->protocol].ours, GREETING_BYTES, MSG_NOSIGNAL) != GREETING_BYTES ||
         epoll_ctl(socket->epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
         free(connection);
         return;
@@ -163,13 +169,13 @@ static int fill(int fd, unsigned char *to, size_t *bytes, size_t wanted)
 }
 
 /* Reads on. 0: connection->message is whole. -EAGAIN: later. Others: it is gone, or does not keep to the protocol. */
-static int read_message(struct connection *connection, size_t most)
+static int read_message(const struct reply_socket *socket, struct connection *connection)
 {
     if (!connection->greeted) {
         int status = fill(connection->fd, connection->head, &connection->head_bytes, GREETING_BYTES);
         if (status < 0)
             return status;
-        if (memcmp(connection->head, greeting_of_req, GREETING_BYTES) != 0)
+        if (memcmp(connection->head, greetings[socket->protocol].theirs, GREETING_BYTES) != 0)
             return -EPROTO;
         connection->greeted = true;
         connection->head_bytes = 0;
@@ -180,7 +186,7 @@ static int read_message(struct connection *connection, size_t most)
     uint64_t size;
     memcpy(&size, connection->head + 1, sizeof size);
     size = be64toh(size);
-    if (connection->head[0] != FRAME_MESSAGE || size > most + REPLY_HEADER_MAX)
+    if (connection->head[0] != FRAME_MESSAGE || size > socket->most + REPLY_HEADER_MAX)
         return -EMSGSIZE;
     connection->message_size = (size_t)size;
     do {
@@ -198,16 +204,21 @@ static int read_message(struct connection *connection, size_t most)
     return status;
 }
 
-/* Splits a whole message into header and body. A header ends with the request's id, whose highest bit is set. */
-static int take_message(struct connection *connection, struct reply_address *ret_from, void **ret_bytes,
-                        size_t *ret_size)
+/* Bytes of a request's header, which ends with the id: its highest bit is set. 0: there is none. */
+static size_t request_header(const struct connection *connection)
 {
-    size_t header = 0;
-    do
-        header += 4;
-    while (header <= connection->message_size && header <= REPLY_HEADER_MAX &&
-           !(connection->message[header - 4] & 0x80));
-    if (header > connection->message_size || header > REPLY_HEADER_MAX)
+    for (size_t end = 4; end <= connection->message_size && end <= REPLY_HEADER_MAX; end += 4)
+        if (connection->message[end - 4] & 0x80)
+            return end;
+    return 0;
+}
+
+/* Splits a whole message into header and body. */
+static int take_message(const struct reply_socket *socket, struct connection *connection,
+                        struct reply_address *ret_from, void **ret_bytes, size_t *ret_size)
+{
+    size_t header = socket->protocol == REPLY_REP ? request_header(connection) : 0;
+    if (header == 0 && socket->protocol == REPLY_REP)
         return -EPROTO;
     *ret_from = (struct reply_address){.connection = connection->id, .header_bytes = header};
     memcpy(ret_from->header, connection->message, header);
@@ -234,11 +245,11 @@ int reply_socket_receive(struct reply_socket *socket, struct reply_address *ret_
         if (status == 0 && event.events & EPOLLOUT)
             status = flush(connection);
         if (status == 0)
-            status = event.events & EPOLLIN                 ? read_message(connection, socket->most)
+            status = event.events & EPOLLIN                 ? read_message(socket, connection)
                      : event.events & (EPOLLHUP | EPOLLERR) ? -ECONNRESET
                                                             : -EAGAIN;
         if (status == 0)
-            status = take_message(connection, ret_from, ret_bytes, ret_size);
+            status = take_message(socket, connection, ret_from, ret_bytes, ret_size);
         if (status == 0) {
             TAILQ_REMOVE(&socket->connections, connection, link);
             TAILQ_INSERT_TAIL(&socket->connections, connection, link);
@@ -339,7 +350,8 @@ static int bind_path(int fd, const struct sockaddr_un *address)
     return 0;
 }
 
-int reply_socket_listen(const char *path, size_t most, struct reply_socket **ret_socket, struct error *ret_error)
+int reply_socket_listen(enum reply_protocol protocol, const char *path, size_t most, struct reply_socket **ret_socket,
+                        struct error *ret_error)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof address.sun_path)
@@ -352,6 +364,7 @@ int reply_socket_listen(const char *path, size_t most, struct reply_socket **ret
     if (!made)
         return error_set(ret_error, ENOMEM, "%s: no memory for a socket", path);
     TAILQ_INIT(&made->connections);
+    made->protocol = protocol;
     made->most = most;
     made->listening = true;
     made->listener = -1;

@@ -1,6 +1,7 @@
-/* The answering side of nng's REQ/REP over a Unix socket, for `nngcat --req` and every nng client (the SP protocol's IPC
- * mapping, version 0: 8 bytes of greeting each way, then frames of a type byte, a 64-bit big-endian length, the request's
- * header and its body). nng's own listener is not used here: that of 1.5.2 never accepts again once a client has gone
+/* The listening side of nng's protocols over a Unix socket: REP, for `nngcat --req` and every nng client, and PAIR, for
+ * the front's channel to a worker. Answers go to where a message came from. (The SP protocols' IPC mapping, version 0: 8 bytes
+ * of greeting each way, then frames of a type byte, a 64-bit big-endian length, a request's header where the protocol has
+ * one, and the body.) nng's own listener is not used anywhere: that of 1.5.2 never accepts again once a client has gone
  * between connect() and the greeting (nanomsg/nng#1518). No threads: one descriptor to poll. One thread. */
 #pragma once
 
@@ -10,6 +11,11 @@
 #include <stdint.h>
 
 #define REPLY_HEADER_MAX 64u
+
+enum reply_protocol {
+    REPLY_REP,  /* a message is a request: hops and an id, then the body */
+    REPLY_PAIR, /* a message is its body */
+};
 
 /* Where an answer goes. A request in flight is known by all of it: nng's REQ sends it again with the same id after a
  * while. */
@@ -23,7 +29,8 @@ struct reply_socket;
 
 /* Listens at `path` (mode 0600). A socket that nobody listens at any more is replaced; -EADDRINUSE where somebody does,
  * -ENAMETOOLONG. A request above `most` bytes closes its connection. */
-int reply_socket_listen(const char *path, size_t most, struct reply_socket **ret_socket, struct error *ret_error);
+int reply_socket_listen(enum reply_protocol protocol, const char *path, size_t most, struct reply_socket **ret_socket,
+                        struct error *ret_error);
 
 /* Writes what the clients take at once of the answers that wait, and closes. */
 void reply_socket_close(struct reply_socket *socket);

@@ -50,9 +50,12 @@ static int check_answer(const struct client *client, const json_t *answer, struc
     const char *code = json_string_value(json_object_get(error, "code")),
                *message = json_string_value(json_object_get(error, "message"));
     const char *field = json_string_value(json_object_get(error, "field"));
-    return error_set(ret_error, EREMOTEIO, "%s: %s%s%s%s", code ? code : "error",
-                     message ? message : "no reason was given", field ? " (" : "", field ? field : "",
-                     field ? ")" : "");
+    if (!message)
+        message = "no reason was given";
+    if (field && !strncmp(message, field, strlen(field)))
+        field = NULL; /* the message begins with it */
+    return error_set(ret_error, EREMOTEIO, "%s: %s%s%s%s", code ? code : "error", message, field ? " (" : "",
+                     field ? field : "", field ? ")" : "");
 }
 
 /* A server that dies does not make the descriptor readable; only an attempt to receive says so: hence one now and

@@ -7,6 +7,7 @@
 #include "proto/cleanup.h"
 
 #include <limits.h>
+#include <stdio_ext.h>
 #include <string.h>
 
 enum { FLAG_NAME, FLAG_FOREGROUND, FLAG_JSON };
@@ -51,6 +52,13 @@ static int report(const struct instance *instance, bool json)
                json_integer_value(json_object_get(pool, "experts")));
     }
     json_decref(status);
+    /* It runs, whether or not anybody could read so: that is what the exit code says. */
+    if (fflush(stdout)) {
+        usage_failed("up", "instance %s is up, but standard output cannot be written: %s", instance->name,
+                     strerror(errno));
+        __fpurge(stdout);
+        clearerr(stdout);
+    }
     return EXIT_DONE;
 }
 

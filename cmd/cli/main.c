@@ -1,9 +1,13 @@
 /* calypte: the command line. Each command is a function of its own file; this is their table. */
 #include "cmd/cli/commands.h"
+#include "cmd/cli/usage.h"
 #include "proto/parse.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 struct command {
     const char *name, *summary;
@@ -45,33 +49,46 @@ static int unknown(const char *name)
         names[i] = commands[i].name;
     const char *near = nearest_name(name, names, COMMANDS);
     if (near)
-        fprintf(stderr, "calypte: unknown command %s, did you mean %s?\n", name, near);
-    else
-        fprintf(stderr, "calypte: unknown command %s, see calypte --help\n", name);
-    return EXIT_USAGE;
+        return usage_error(NULL, "unknown command %s, did you mean %s?", name, near);
+    return usage_error(NULL, "unknown command %s, see calypte --help", name);
+}
+
+/* Descriptors 0 to 2 that the caller has closed would become sockets and files of ours, and what is printed would go
+ * there: they are taken, the outputs so that writing fails (EBADF). */
+static void take_standard_descriptors(void)
+{
+    int fd = open("/dev/null", O_RDONLY);
+    while (fd >= 0 && fd <= 2)
+        fd = open("/dev/null", O_RDONLY);
+    if (fd > 2)
+        close(fd);
+}
+
+/* A full disk or a closed pipe shows here, when what was printed is really written. */
+static int end_output(const char *command, int code)
+{
+    errno = 0;
+    if ((fflush(stdout) || ferror(stdout)) && code == EXIT_DONE)
+        return usage_failed(command, "cannot write to standard output%s%s", errno ? ": " : "",
+                            errno ? strerror(errno) : "");
+    return code;
 }
 
 int main(int argc, char **argv)
 {
+    take_standard_descriptors();
     if (argc < 2) {
         print_help(stderr);
         return EXIT_USAGE;
     }
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || (!strcmp(argv[1], "help") && argc == 2))
-        return print_help(stdout);
+        return end_output(NULL, print_help(stdout));
     if (!strcmp(argv[1], "--version")) {
         printf("calypte %s\n", CALYPTE_VERSION);
-        return EXIT_DONE;
+        return end_output(NULL, EXIT_DONE);
     }
     for (size_t i = 0; i < COMMANDS; i++)
-        if (!strcmp(argv[1], commands[i].name)) {
-            int code = commands[i].run(argc - 1, argv + 1);
-            /* A full disk or a closed pipe shows here, when what was printed is really written. */
-            if (fflush(stdout) && code == EXIT_DONE) {
-                fprintf(stderr, "calypte %s: cannot write to standard output\n", argv[1]);
-                return EXIT_FAILED;
-            }
-            return code;
-        }
+        if (!strcmp(argv[1], commands[i].name))
+            return end_output(argv[1], commands[i].run(argc - 1, argv + 1));
     return unknown(argv[1]);
 }

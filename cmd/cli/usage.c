@@ -1,7 +1,6 @@
 #include "cmd/cli/usage.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,9 +20,15 @@ int usage_unknown_flag(const char *command, const char *flag, const char *const 
 
 __attribute__((format(printf, 2, 0))) static void print_line(const char *command, const char *format, va_list args)
 {
-    fprintf(stderr, "calypte %s: ", command);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    char text[2048];
+    vsnprintf(text, sizeof text, format, args);
+    for (char *at = text; *at; at++) /* an argument may hold anything, and this stays one line */
+        if ((unsigned char)*at < ' ' || *at == 0x7F)
+            *at = '?';
+    if (command)
+        fprintf(stderr, "calypte %s: %s\n", command, text);
+    else
+        fprintf(stderr, "calypte: %s\n", text);
 }
 
 int usage_error(const char *command, const char *format, ...)
@@ -202,13 +207,8 @@ int arguments_integer(const struct arguments *arguments, size_t flag, uint64_t l
 int arguments_real(const struct arguments *arguments, size_t flag, double least, double most, double *ret_number)
 {
     const char *text = arguments->values[flag];
-    char *end;
-    if (!text)
+    if (!text || !parse_real(text, least, most, ret_number))
         return 0;
-    double number = strtod(text, &end);
-    if (end == text || *end || !isfinite(number) || number < least || number > most)
-        return usage_error(arguments->line->command, "%s cannot be \"%s\": a number from %g to %g",
-                           arguments->line->flags[flag].name, text, least, most);
-    *ret_number = number;
-    return 0;
+    return usage_error(arguments->line->command, "%s cannot be \"%s\": a number from %g to %g",
+                       arguments->line->flags[flag].name, text, least, most);
 }

@@ -10,10 +10,11 @@
 /* Prints "calypte COMMAND: unknown flag FLAG, did you mean ...?" on stderr and returns EXIT_USAGE. */
 int usage_unknown_flag(const char *command, const char *flag, const char *const *flags, size_t count);
 
-/* Prints "calypte COMMAND: ..." on stderr and returns EXIT_USAGE. */
+/* Prints "calypte COMMAND: ..." on stderr, one line whatever the arguments hold, and returns EXIT_USAGE. `command` NULL:
+ * "calypte: ...". */
 __attribute__((format(printf, 2, 3))) int usage_error(const char *command, const char *format, ...);
 
-/* Prints "calypte COMMAND: ..." on stderr and returns EXIT_FAILED. */
+/* The same, and returns EXIT_FAILED. */
 __attribute__((format(printf, 2, 3))) int usage_failed(const char *command, const char *format, ...);
 
 struct flag {

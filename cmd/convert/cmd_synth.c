@@ -41,6 +41,9 @@ static int parse_options(const struct arguments *arguments, struct synth_options
         return usage_error(
             "synth", "--like is missing: calypte synth DST --like CONFIG, where CONFIG is one of %s or a config.json",
             synth_model_names());
+    if (!synth_model(arguments->values[FLAG_LIKE]) && access(arguments->values[FLAG_LIKE], F_OK) < 0)
+        return usage_error("synth", "--like cannot be \"%s\": one of %s, or the path of a config.json",
+                           arguments->values[FLAG_LIKE], synth_model_names());
     int status = arguments_integer(arguments, FLAG_LAYERS, 1, MODEL_MAX_LAYERS - 1, &layers);
     if (status == 0)
         status = arguments_integer(arguments, FLAG_DENSE, 0, MODEL_MAX_LAYERS - 1, &dense);

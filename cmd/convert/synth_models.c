@@ -22,19 +22,9 @@ static const char glm_5_2[] =
     " \"index_skip_topk_offset\": 3, \"index_share_for_mtp_iteration\": true, \"num_nextn_predict_layers\": 1,"
     " \"eos_token_id\": [154820, 154827, 154829], \"pad_token_id\": 154820}";
 
-static const char olmoe[] =
-    "{\"architectures\": [\"OlmoeForCausalLM\"], \"model_type\": \"olmoe\", \"vocab_size\": 50304, \"hidden_size\": "
-    "2048,"
-    " \"num_hidden_layers\": 16, \"num_attention_heads\": 16, \"num_key_value_heads\": 16, "
-    "\"max_position_embeddings\": 4096,"
-    " \"rms_norm_eps\": 1e-05, \"hidden_act\": \"silu\", \"tie_word_embeddings\": false, \"attention_bias\": false,"
-    " \"clip_qkv\": null, \"rope_theta\": 10000.0, \"num_experts\": 64, \"num_experts_per_tok\": 8, "
-    "\"intermediate_size\": 1024,"
-    " \"norm_topk_prob\": false, \"eos_token_id\": 50279, \"pad_token_id\": 1}";
-
 static const struct {
     const char *name, *config;
-} models[] = {{"glm-5.2", glm_5_2}, {"olmoe", olmoe}};
+} models[] = {{"glm-5.2", glm_5_2}};
 
 const char *synth_model(const char *name)
 {
@@ -46,5 +36,5 @@ const char *synth_model(const char *name)
 
 const char *synth_model_names(void)
 {
-    return "glm-5.2, olmoe";
+    return "glm-5.2";
 }

@@ -44,7 +44,7 @@ static int open_socket(struct front *front, const char *rundir, struct error *re
     int length = snprintf(path, sizeof path, "%s/api.ipc", rundir);
     if (length < 0 || (size_t)length >= sizeof path)
         return error_set(ret_error, ENAMETOOLONG, "%.100s...: too long for the path of a socket", rundir);
-    return reply_socket_listen(path, RECEIVE_MAX, &front->socket, ret_error);
+    return reply_socket_listen(REPLY_REP, path, RECEIVE_MAX, &front->socket, ret_error);
 }
 
 static int open_tokenizer(struct front *front, struct error *ret_error)

@@ -77,8 +77,10 @@ static void test_pair(void **state)
     struct stat status;
     assert_int_equal(stat(fixture->path, &status), 0);
     assert_int_equal(status.st_mode & 0777, 0600);
-    assert_true(readable(channel_send_fd(front), 5000));
+    assert_false(readable(channel_send_fd(front), 0)); /* nobody has greeted it: a listener has no threads */
+    assert_true(readable(channel_fd(worker), 5000));
     assert_int_equal(channel_receive(worker, 0, &bytes, &size, &error), -EAGAIN);
+    assert_true(readable(channel_send_fd(front), 5000));
     assert_int_equal(channel_receive(worker, 10, &bytes, &size, &error), -ETIMEDOUT);
     assert_int_equal(channel_send(front, "step", 4, 5000, &error), 0);
     assert_true(readable(channel_fd(worker), 5000));
@@ -89,8 +91,24 @@ static void test_pair(void **state)
     /* the worker ends and another takes its place */
     channel_close(worker);
     assert_int_equal(channel_listen(CHANNEL_PAIR, fixture->path, &worker, &error), 0);
+    assert_int_equal(channel_send(worker, "lost", 4, 5000, &error), 0); /* it has heard of nobody */
+    assert_true(readable(channel_fd(worker), 5000));
+    assert_int_equal(channel_receive(worker, 0, &bytes, &size, &error), -EAGAIN);
+    assert_int_equal(channel_send(front, "again", 5, 5000, &error), 0);
+    expect_message(worker, "again", 5);
     assert_int_equal(channel_send(worker, "back", 4, 5000, &error), 0);
     expect_message(front, "back", 4);
+
+    /* a front that dies is followed by another while its connection still stands */
+    struct channel *next;
+    assert_int_equal(channel_dial(CHANNEL_PAIR, fixture->path, &next, &error), 0);
+    assert_true(readable(channel_fd(worker), 5000));
+    assert_int_equal(channel_receive(worker, 0, &bytes, &size, &error), -EAGAIN);
+    assert_int_equal(channel_send(next, "hello", 5, 5000, &error), 0);
+    expect_message(worker, "hello", 5);
+    assert_int_equal(channel_send(worker, "you", 3, 5000, &error), 0);
+    expect_message(next, "you", 3);
+    channel_close(next);
     channel_close(worker);
     channel_close(front);
 }

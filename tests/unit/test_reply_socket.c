@@ -34,7 +34,7 @@ static int set_up(void **state)
     strcpy(fixture->folder, "/tmp/calypte-reply-XXXXXX");
     assert_non_null(mkdtemp(fixture->folder));
     snprintf(fixture->path, sizeof fixture->path, "%s/socket", fixture->folder);
-    assert_int_equal(reply_socket_listen(fixture->path, MOST, &fixture->socket, &error), 0);
+    assert_int_equal(reply_socket_listen(REPLY_REP, fixture->path, MOST, &fixture->socket, &error), 0);
     *state = fixture;
     return 0;
 }
@@ -286,7 +286,7 @@ static void test_place(void **state)
     struct stat status;
     assert_int_equal(stat(fixture->path, &status), 0);
     assert_int_equal(status.st_mode & 0777, 0600);
-    assert_int_equal(reply_socket_listen(fixture->path, MOST, &second, &error), -EADDRINUSE);
+    assert_int_equal(reply_socket_listen(REPLY_REP, fixture->path, MOST, &second, &error), -EADDRINUSE);
     assert_non_null(strstr(error.text, fixture->path));
     settle(fixture);
     reply_socket_close(fixture->socket);
@@ -296,7 +296,7 @@ static void test_place(void **state)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
     close(fd);
-    assert_int_equal(reply_socket_listen(fixture->path, MOST, &fixture->socket, &error), 0);
+    assert_int_equal(reply_socket_listen(REPLY_REP, fixture->path, MOST, &fixture->socket, &error), 0);
 }
 
 #define REPLY_TEST(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
