@@ -28,6 +28,15 @@ if [ "$(id -u)" != 0 ]; then
     as_root=sudo
 fi
 echo "install.sh: installing$missing" >&2
-$as_root apt-get update -qq >&2
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+# quiet COMMAND...: what it says matters only if it fails
+quiet() {
+    "$@" >"$log" 2>&1 && return 0
+    cat "$log" >&2
+    echo "install.sh: failed: $*" >&2
+    exit 1
+}
+quiet $as_root apt-get update -qq -o Dpkg::Use-Pty=0
 # shellcheck disable=SC2086 # a list of words
-DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $missing >&2
+quiet $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Dpkg::Use-Pty=0 --no-install-recommends $missing

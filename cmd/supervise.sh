@@ -2,11 +2,10 @@
 # For servers (systemd, runit, a container's entry point): prepares the machine, then becomes `calypte up --foreground`. The supervisor
 # restarts what dies; whoever runs this script restarts the supervisor.
 #
-#   supervise.sh [--shm SIZE] [--shm-huge] [--huge-pages N] MODEL [ARGUMENTS OF calypte up]
+#   supervise.sh [--shm SIZE] [--shm-huge] MODEL [ARGUMENTS OF calypte up]
 #
 #   --shm SIZE       (root) make /dev/shm this large: 400G, or 90%
-#   --shm-huge       (root) give /dev/shm huge pages where the kernel can (huge=within_size)
-#   --huge-pages N   (root) reserve N huge pages (vm.nr_hugepages)
+#   --shm-huge       (root) let the pool and the dense weights, which live in /dev/shm, have huge pages (huge=within_size)
 set -eu
 
 die() {
@@ -19,7 +18,6 @@ need_root() {
 }
 
 options=
-pages=
 while [ $# -gt 0 ]; do
     case $1 in
         --shm)
@@ -33,12 +31,6 @@ while [ $# -gt 0 ]; do
             options="$options,huge=within_size"
             shift
             ;;
-        --huge-pages)
-            [ $# -gt 1 ] || code=2 die "--huge-pages needs a number"
-            need_root --huge-pages
-            pages=$2
-            shift 2
-            ;;
         --help)
             sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
             exit 0
@@ -46,11 +38,10 @@ while [ $# -gt 0 ]; do
         *) break ;;
     esac
 done
-[ $# -gt 0 ] || code=2 die "a MODEL is missing: supervise.sh [--shm SIZE] [--shm-huge] [--huge-pages N] MODEL ..."
+[ $# -gt 0 ] || code=2 die "a MODEL is missing: supervise.sh [--shm SIZE] [--shm-huge] MODEL ..."
 
 [ -z "$options" ] || mount -o "remount$options" /dev/shm || die "cannot remount /dev/shm with ${options#,}"
-[ -z "$pages" ] || sysctl -q -w "vm.nr_hugepages=$pages" || die "cannot reserve $pages huge pages"
-# Registered buffers and mlock count against this limit; where it cannot be raised the instance works with what it gets.
+# Kernels before 5.12 count io_uring's rings against this limit; where it cannot be raised iod may have to read without io_uring.
 # shellcheck disable=SC3045 # dash and bash have -l
 ulimit -l unlimited 2>/dev/null || ulimit -l "$(ulimit -H -l)" 2>/dev/null || true
 

@@ -5,6 +5,7 @@
 #include "compute/kernel_avx2.h"
 #include "compute/kernel_avx512.h"
 #include "compute/kernel_scalar.h"
+#include "proto/settings.h"
 
 #define BIT(feature) (1u << CPU_##feature)
 /* What the flags in meson.build let a compiler use. */
@@ -32,7 +33,10 @@ static const struct candidate {
 };
 #define CANDIDATES (sizeof candidates / sizeof candidates[0])
 
-static const char *const isa_names[ISA_COUNT] = {"auto", "scalar", "avx2", "avx512", "amx"};
+static const char *isa_name(uint32_t isa)
+{
+    return setting_info(SETTING_ISA)->choices[isa];
+}
 
 int kernel_choose_for(uint32_t isa, uint32_t features, const struct kernel_set **ret_set, struct error *ret_error)
 {
@@ -54,8 +58,8 @@ int kernel_choose_for(uint32_t isa, uint32_t features, const struct kernel_set *
     char names[256];
     cpu_feature_names(missing, names, sizeof names);
     return error_set(ret_error, ENOTSUP,
-                     "isa=%s: this machine lacks %s; use isa=auto, or isa=%s, the best that runs here", isa_names[isa],
-                     missing ? names : "the x86-64 instructions", isa_names[best]);
+                     "isa=%s: this machine lacks %s; use isa=auto, or isa=%s, the best that runs here", isa_name(isa),
+                     missing ? names : "the x86-64 instructions", isa_name(best));
 }
 
 int kernel_choose(uint32_t isa, const struct kernel_set **ret_set, struct error *ret_error)

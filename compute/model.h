@@ -284,5 +284,5 @@ void index_store_key(struct thread *thread, const struct batch *batch, uint32_t 
 bool index_needed(const struct model *model, const struct batch *batch);
 int index_select(struct thread *thread, struct batch *batch, uint32_t layer, const float *queries);
 /* Router of the noaux_tc kind: scores = sigmoid of the logits. */
-void route_noaux_tc(const struct model *model, const struct layer_weights *weights, float *scores, uint32_t *ret_chosen,
+void route_noaux_tc(const struct model *model, const struct layer_weights *weights, float *logits, uint32_t *ret_chosen,
                     float *ret_weight);

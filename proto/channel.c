@@ -124,6 +124,9 @@ int channel_dial(enum channel_kind kind, const char *path, struct channel **ret_
     if (status < 0)
         return status;
     int code = nng_dial(channel->socket, channel->url, NULL, kind == CHANNEL_PAIR ? NNG_FLAG_NONBLOCK : 0);
+    /* whoever listened ended before the greeting */
+    if (code == NNG_ECONNSHUT || code == NNG_ECONNRESET || code == NNG_ECLOSED)
+        code = NNG_ECONNREFUSED;
     if (code != 0)
         return channel_error(code, "cannot connect", channel->url, ret_error);
     *ret_channel = take_pointer(channel);

@@ -292,7 +292,7 @@ static int open_all_experts(struct container *container, const json_t *files, st
         if (index < 0)
             continue;
         char name[64];
-        snprintf(name, sizeof name, "experts-0-%05u.safetensors", layer);
+        snprintf(name, sizeof name, CONTAINER_EXPERTS_NAME, layer);
         const json_t *entry = json_object_get(files, name);
         if (!entry)
             return error_set(ret_error, EINVAL, "%s/%s: lists no %s: convert again", container->path,

@@ -35,8 +35,11 @@
 #include "proto/safetensors.h"
 #include "proto/weights.h"
 
+#include <inttypes.h>
+
 #define CONTAINER_FORMAT 1
 #define CONTAINER_NUMERICS 1
+#define CONTAINER_EXPERTS_NAME "experts-0-%05" PRIu32 ".safetensors" /* of a layer */
 
 struct dense_file {
     struct safetensors header;

@@ -151,8 +151,8 @@ const char *nearest_name(const char *name, const char *const *names, size_t coun
     if (length > NAME_MAX_NEAR)
         return NULL;
     size_t best = length / 3 > 2 ? length / 3 : 2;
-    if (best >= (length + 1) / 2) /* more than half of a short name would be another */
-        best = length > 1 ? (length + 1) / 2 - 1 : 0;
+    if (best > length / 2) /* more than half of a short name would be another name */
+        best = length / 2;
     const char *found = NULL;
     for (size_t i = 0; i < count; i++) {
         if (strlen(names[i]) > NAME_MAX_NEAR)

@@ -19,5 +19,5 @@ int parse_size(const char *text, uint64_t *ret_bytes);
 int parse_percent(const char *text, double *ret_percent);
 
 /* The name among `names` that is fewest letters away from `name`, or NULL when none is near: at most a third of its
- * letters or 2, and less than half. The beginning of a name is one letter away from it. */
+ * letters or 2, and at most half. The beginning of a name is one letter away from it. */
 const char *nearest_name(const char *name, const char *const *names, size_t count);

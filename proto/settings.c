@@ -55,7 +55,7 @@ static const struct setting_info table[SETTING_COUNT] = {
     [SETTING_ISA] = {.name = "isa",
                      .type = SETTING_CHOICE,
                      .default_text = "auto",
-                     .choices = {"auto", "scalar", "avx2", "avx512", "amx"},
+                     .choices = {"auto", "scalar", "avx2", "avx512", "amx"}, /* as enum kernel_isa has them */
                      .help = "kernels; every set gives the same bits; auto: the best that this machine runs"},
     [SETTING_ACTIVATIONS] = {.name = "activations",
                              .type = SETTING_CHOICE,

@@ -65,7 +65,6 @@ struct settings {
 
 /* Values of the choices, by number. */
 enum setting_io { SETTING_IO_AUTO, SETTING_IO_URING, SETTING_IO_PREAD };
-enum setting_isa { SETTING_ISA_AUTO, SETTING_ISA_SCALAR, SETTING_ISA_AVX2, SETTING_ISA_AVX512, SETTING_ISA_AMX };
 enum setting_activations { SETTING_ACTIVATIONS_INT8, SETTING_ACTIVATIONS_F32 };
 enum setting_kv { SETTING_KV_F16, SETTING_KV_F32 };
 enum setting_hugepages { SETTING_HUGEPAGES_AUTO, SETTING_HUGEPAGES_OFF };

@@ -32,9 +32,7 @@ enum slot_state {
     SLOT_QUARANTINED = 4,
 };
 
-#define SLOT_HOLDERS 16u /* workers 0-7, user 8, front 9 */
-#define HOLDER_USER 8u
-#define HOLDER_FRONT 9u
+#define SLOT_HOLDERS 16u /* a bit each: workers 0-7, the others are free */
 
 /* Which slot, and which of its lives. A stale one is an ordinary return value (-ESTALE). */
 struct slot_ref {

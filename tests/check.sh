@@ -6,8 +6,8 @@
 #   sh tests/check.sh --thread     the pool's protocol under ThreadSanitizer
 #   sh tests/check.sh --clang      a build with clang, warnings are errors
 #   sh tests/check.sh --format     every source file as .clang-format has it
-#   sh tests/check.sh --tidy       clang-tidy as .clang-tidy has it (minutes of CPU)
-#   sh tests/check.sh --all        all of these but clang-tidy: what CI runs
+#   sh tests/check.sh --tidy       clang-tidy as .clang-tidy has it (some 4 minutes of CPU)
+#   sh tests/check.sh --all        all of these: what CI runs
 # What follows the option goes to `meson test`: sh tests/check.sh -- test_slot damage
 # Each kind has a build folder of its own below build/ (or $CALYPTE_BUILD). Logs of what failed are printed and stay in its
 # meson-logs/.
@@ -108,8 +108,9 @@ format() {
 }
 
 tidy() {
-    check "clang-tidy" sh -c 'find proto shm io_daemon compute cmd -name "*.c" -print0 |
-        xargs -0 -n 4 -P "$(nproc)" clang-tidy -p "$1" --quiet --warnings-as-errors="*"' sh "$builds/check"
+    [ -f "$builds/check/compile_commands.json" ] || build "$builds/check" ''
+    check "clang-tidy" sh -c 'cd "$2" && find proto shm io_daemon compute cmd -name "*.c" -print0 |
+        xargs -0 -n 4 -P "$(nproc)" clang-tidy -p "$1" --quiet --warnings-as-errors="*"' sh "$builds/check" "$top"
 }
 
 mode=plain
@@ -121,6 +122,11 @@ case ${1:-} in
     --help)
         sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
         exit 0
+        ;;
+    --) ;;
+    -*)
+        echo "check.sh: unknown option $1: --sanitize, --thread, --clang, --format, --tidy, --all, or -- and names of tests" >&2
+        exit 2
         ;;
 esac
 [ "${1:-}" != -- ] || shift
@@ -135,15 +141,12 @@ case $mode in
     thread) thread ;;
     clang) with_clang ;;
     format) format ;;
-    tidy)
-        cd "$top"
-        [ -f "$builds/check/compile_commands.json" ] || build "$builds/check" ''
-        tidy
-        ;;
+    tidy) tidy ;;
     all)
         plain
         with_clang
         format
+        tidy
         sanitize
         thread
         ;;

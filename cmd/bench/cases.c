@@ -287,7 +287,8 @@ static int open_indexer(const struct bench_case *which, const struct kernel_set 
     fill_floats(m->x, width);
     set->quantise(m->x, (uint32_t)width, m->q, m->scales);
     fill_floats(m->scratch, (size_t)which->n * (INDEX_DIM / GROUP));
-    *ret_item_bytes = (double)which->n * (INDEX_DIM + INDEX_DIM / GROUP * sizeof(float));
+    size_t key_bytes = INDEX_DIM + INDEX_DIM / GROUP * sizeof(float);
+    *ret_item_bytes = (double)which->n * (double)key_bytes;
     *ret_item_macs = (double)which->n * INDEX_HEADS * INDEX_DIM;
     *ret_context = m;
     return 0;

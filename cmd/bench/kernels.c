@@ -170,7 +170,7 @@ static int run_sets(struct bench *bench, struct error *ret_error)
             status = run_case(bench, &bench_cases[c], sets[i], ret_error);
     }
     if (status == 0 && done == 0)
-        return error_set(ret_error, ENOTSUP, "--isa %s: this build or this CPU has no such kernel set", isa);
+        return error_set(ret_error, ENOTSUP, "--isa %s: this CPU cannot run that kernel set", isa);
     return status;
 }
 
@@ -188,6 +188,18 @@ static int parse(int argc, char **argv, struct bench *bench)
         arguments_integer(arguments, FLAG_RUNS, 1, BENCH_RUNS_MAX, &bench->runs) ||
         arguments_integer(arguments, FLAG_BYTES, 64, 1 << 20, &bench->megabytes))
         return EXIT_USAGE;
+    const char *isa = arguments->values[FLAG_ISA];
+    const struct kernel_set *set;
+    char missing[256], names[256] = "";
+    bool built = !isa;
+    for (uint32_t i = 0; (set = kernel_set_at(i, missing, sizeof missing)); i++) {
+        size_t used = strlen(names);
+        built = built || !strcmp(isa, set->name);
+        if (!strstr(names, set->name))
+            snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", set->name);
+    }
+    if (!built)
+        return usage_error("bench kernels", "--isa cannot be \"%s\": one of %s", isa, names);
     const char *kernel = arguments->values[FLAG_KERNEL];
     bool known = !kernel;
     for (size_t c = 0; c < bench_case_count; c++)

@@ -32,8 +32,9 @@ static double kv_bytes(const struct model_config *config, uint32_t rows, uint32_
     double keys = rows > 1 || end <= index_topk ? end : index_topk, bytes = 0;
     for (uint32_t i = 0; i < config->layers; i++) {
         bytes += keys * (config->kv_lora + config->qk_rope) * sizeof(uint16_t);
+        size_t key_bytes = config->index_dim + config->index_dim / BLOCK_COLUMNS * sizeof(float);
         if (config->indexer_kind[i] == INDEXER_FULL && end > index_topk)
-            bytes += (double)end * (config->index_dim + config->index_dim / BLOCK_COLUMNS * sizeof(float));
+            bytes += (double)end * (double)key_bytes;
     }
     return bytes;
 }

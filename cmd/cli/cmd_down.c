@@ -56,6 +56,23 @@ static int clean_dead(const struct instance *found, struct error *ret_error)
     return status;
 }
 
+/* An instance that does not take the request is ending, or its supervisor stands still. */
+static int await_silent(const struct instance *instance, int asked, struct error *ret_error)
+{
+    const struct timespec look = {.tv_nsec = 20000000};
+    for (int waited_ms = 0; asked != -ETIMEDOUT && waited_ms < END_MS && instance_alive(instance); waited_ms += 20)
+        nanosleep(&look, NULL);
+    if (!instance_alive(instance))
+        return 0;
+    char path[108], pid[16] = "";
+    instance_path(instance, "supervisor.pid", path);
+    _cleanup_fclose_ FILE *file = fopen(path, "re");
+    if (file && fgets(pid, sizeof pid, file))
+        pid[strspn(pid, "0123456789")] = '\0';
+    return error_prefix(ret_error, asked, "instance %s does not end (kill -9 %s, then `calypte down -n %s` again)",
+                        instance->name, pid[0] ? pid : "its supervisor", instance->name);
+}
+
 static int stop(const struct instance *instance, struct error *ret_error)
 {
     json_t *answer = NULL;
@@ -64,8 +81,8 @@ static int stop(const struct instance *instance, struct error *ret_error)
     int status = client_ask_supervisor(instance, "down", &answer, ret_error);
     if (!status)
         status = await_end(instance, (pid_t)json_integer_value(json_object_get(answer, "pid")), ret_error);
-    else if (!instance_alive(instance))
-        status = 0; /* it was ending already */
+    else
+        status = await_silent(instance, status, ret_error);
     json_decref(answer);
     return status;
 }

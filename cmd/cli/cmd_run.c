@@ -5,6 +5,7 @@
 #include "cmd/cli/interrupt.h"
 #include "cmd/cli/target.h"
 #include "cmd/cli/usage.h"
+#include "cmd/front/chat.h"
 #include "proto/cleanup.h"
 
 #include <inttypes.h>
@@ -42,7 +43,8 @@ static const struct flag flags[] = {
     [FLAG_TOP_P] = {"--top-p", NULL, "P", "choose among the likeliest tokens that have this probability together"},
     [FLAG_SEED] = {"--seed", NULL, "N", "the same seed gives the same text"},
     [FLAG_STOP] = {"--stop", NULL, "TEXT", "end the answer before this text (repeatable)"},
-    [FLAG_THINK] = {"--think", NULL, "HOW", "off (default), on, or an effort, where the model has it"},
+    [FLAG_THINK] = {"--think", NULL, "HOW",
+                    "off (default), on, high or max: the model reasons first, which is shown on stderr"},
     [FLAG_STATS] = {"--stats", NULL, NULL,
                     "lines on stderr: tokens, tokens a second, hit rate, bytes from disk, where the time went"},
     {NULL, NULL, NULL, NULL},
@@ -60,7 +62,7 @@ static const struct command_line line = {
                "          calypte run -n glm --temperature 0.7 --seed 1 - < question.txt",
     .flags = flags,
     .settings = true,
-    .most_operands = 2,
+    .most_operands = ARGUMENTS_MAX_OPERANDS, /* sort_operands() says what is wrong with more than two */
 };
 
 struct run {
@@ -68,6 +70,7 @@ struct run {
     const char *model, *prompt; /* NULL: none */
     int interrupt_fd;
     struct target target;
+    bool reasoning; /* the last that was printed is the model's reasoning */
 };
 
 /* Sorts the operands into MODEL and PROMPT. */
@@ -78,6 +81,11 @@ static int sort_operands(struct run *run)
     char manifest[4096];
     if (count < prompts)
         return usage_error("run", "a prompt is missing: calypte run [MODEL] PROMPT");
+    if (prompts && count > 2)
+        return usage_error("run",
+                           "%zu arguments, but MODEL and PROMPT are all there are: put quotes around a prompt of "
+                           "several words",
+                           count);
     if (count > prompts + 1 || (count > prompts && arguments->values[FLAG_NAME]))
         return usage_error("run", "unexpected argument \"%s\": %s", arguments->operands[count - 1],
                            arguments->values[FLAG_NAME] ? "give MODEL or -n, not both"
@@ -119,7 +127,10 @@ static int make_request(const struct run *run, json_t **ret_request)
     const struct arguments *arguments = &run->arguments;
     uint64_t max_tokens = 0, seed = 0;
     double temperature = 0, top_p = 1;
+    enum chat_think think;
     struct error error;
+    if (arguments->values[FLAG_THINK] && chat_think_parse(arguments->values[FLAG_THINK], &think, &error))
+        return usage_error("run", "--%s", error.text);
     if (arguments_integer(arguments, FLAG_MAX_TOKENS, 1, INT32_MAX, &max_tokens) ||
         arguments_integer(arguments, FLAG_SEED, 0, INT64_MAX, &seed) ||
         arguments_real(arguments, FLAG_TEMPERATURE, 0, 100, &temperature) ||
@@ -154,32 +165,67 @@ static int make_request(const struct run *run, json_t **ret_request)
     return 0;
 }
 
-/* Adds a piece to the whole answer, and prints it unless the answer is wanted as JSON. Ids stand for text that the
- * model has no tokenizer for. Returns 0, or -EPIPE when nobody reads. */
-static int take_piece(const struct run *run, json_t *whole, const json_t *piece)
+/* Joins a piece's text to what the whole answer has of that name. The piece: NULL if it has none. */
+static int join_text(json_t *whole, const json_t *piece, const char *name, const json_t **ret_text)
 {
-    const json_t *text = json_object_get(piece, "text");
-    const char *before = json_string_value(json_object_get(whole, "text"));
+    const json_t *text = json_object_get(piece, name), *before = json_object_get(whole, name);
+    *ret_text = json_is_string(text) ? text : NULL;
+    if (!*ret_text)
+        return 0;
+    size_t old = json_is_string(before) ? json_string_length(before) : 0, more = json_string_length(text);
+    _cleanup_free_ char *joined = malloc(old + more + 1);
+    if (!joined)
+        return -ENOMEM;
+    if (old)
+        memcpy(joined, json_string_value(before), old);
+    memcpy(joined + old, json_string_value(text), more);
+    return json_object_set_new(whole, name, json_stringn(joined, old + more)) ? -ENOMEM : 0;
+}
+
+/* Reasoning goes to stderr, dim on a terminal, so that stdout has the answer alone. */
+static void print_reasoning(struct run *run, const json_t *text)
+{
+    const char *value = json_string_value(text);
+    if (!text || !*value)
+        return;
+    bool terminal = isatty(STDERR_FILENO);
+    fprintf(stderr, "%s%s%s", terminal ? "\033[2m" : "", value, terminal ? "\033[0m" : "");
+    run->reasoning = value[strlen(value) - 1] != '\n';
+}
+
+static void end_reasoning(struct run *run)
+{
+    if (run->reasoning)
+        fputc('\n', stderr);
+    run->reasoning = false;
+}
+
+/* Adds a piece to the whole answer, and prints it unless the answer is wanted as JSON. Ids stand for text that the
+ * model has no tokenizer for. Returns 0, or a negative errno: -EPIPE when nobody reads. */
+static int take_piece(struct run *run, json_t *whole, const json_t *piece)
+{
+    const json_t *text, *reasoning;
     json_t *tokens = json_object_get(whole, "tokens");
-    if (json_is_string(text)) {
-        size_t old = before ? json_string_length(json_object_get(whole, "text")) : 0, more = json_string_length(text);
-        _cleanup_free_ char *joined = malloc(old + more + 1);
-        if (!joined)
-            return -ENOMEM;
-        if (old)
-            memcpy(joined, before, old);
-        memcpy(joined + old, json_string_value(text), more);
-        json_object_set_new(whole, "text", json_stringn(joined, old + more));
-        if (!run->arguments.values[FLAG_JSON])
-            fwrite(json_string_value(text), 1, more, stdout);
-    } else if (!run->arguments.values[FLAG_JSON]) {
+    int status = join_text(whole, piece, "reasoning", &reasoning);
+    if (!status)
+        status = join_text(whole, piece, "text", &text);
+    if (status)
+        return status;
+    if (!run->arguments.values[FLAG_JSON]) {
+        print_reasoning(run, reasoning);
+        if (text && json_string_length(text)) {
+            end_reasoning(run);
+            fwrite(json_string_value(text), 1, json_string_length(text), stdout);
+        }
         size_t index;
         json_t *id;
-        json_array_foreach (json_object_get(piece, "tokens"), index, id)
-            printf("%s%" JSON_INTEGER_FORMAT, json_array_size(tokens) + index ? " " : "", json_integer_value(id));
+        if (!text)
+            json_array_foreach (json_object_get(piece, "tokens"), index, id)
+                printf("%s%" JSON_INTEGER_FORMAT, json_array_size(tokens) + index ? " " : "", json_integer_value(id));
     }
     json_array_extend(tokens, json_object_get(piece, "tokens"));
-    return fflush(stdout) ? -EPIPE : 0;
+    errno = 0;
+    return fflush(stdout) ? -(errno ? errno : EIO) : 0;
 }
 
 /* Where the time of the steps went, in milliseconds a step; parts that took none are left out. */
@@ -217,7 +263,7 @@ static void print_stats(const json_t *answer)
 }
 
 /* Takes piece after piece until the answer is done. */
-static int stream(const struct run *run, struct client *client, const char *id, json_t *whole, struct error *ret_error)
+static int stream(struct run *run, struct client *client, const char *id, json_t *whole, struct error *ret_error)
 {
     for (bool done = false; !done;) {
         json_t *piece;
@@ -227,6 +273,7 @@ static int stream(const struct run *run, struct client *client, const char *id, 
             return status;
         done = json_is_true(json_object_get(piece, "done"));
         status = take_piece(run, whole, piece);
+        json_object_del(piece, "reasoning");
         json_object_del(piece, "text");
         json_object_del(piece, "tokens");
         json_object_del(piece, "done");
@@ -238,7 +285,7 @@ static int stream(const struct run *run, struct client *client, const char *id, 
     return 0;
 }
 
-static int ask(const struct run *run, struct client *client, json_t *request, struct error *ret_error)
+static int ask(struct run *run, struct client *client, json_t *request, struct error *ret_error)
 {
     json_t *submitted, *whole = json_pack("{s:[]}", "tokens");
     int status = client_call(client, request, -1, &submitted, ret_error);
@@ -257,13 +304,15 @@ static int ask(const struct run *run, struct client *client, json_t *request, st
         json_decref(cancelled);
     }
     if (!run->arguments.values[FLAG_JSON]) {
+        end_reasoning(run);
         if (json_array_size(json_object_get(whole, "tokens")))
             putchar('\n');
     } else if (!status) {
         json_dumpf(whole, stdout, JSON_COMPACT);
         putchar('\n');
     }
-    fflush(stdout);
+    if (fflush(stdout) && !status)
+        status = error_set(ret_error, errno, "cannot write the answer: %s", strerror(errno));
     if (!status && run->arguments.values[FLAG_STATS])
         print_stats(whole);
     json_decref(whole);

@@ -17,9 +17,13 @@ static const struct command_line line = {
     .command = "status",
     .operands = "",
     .summary = "Processes, pool, disk and speed of a running instance.",
-    .details = "In the JSON, `cpu` is in seconds of CPU time since the process started, `rss` in bytes (shared memory "
-               "included), `cores`\n"
-               "are those a worker's threads are pinned to, and `node` is its memory node (null: not bound).",
+    .details =
+        "In the JSON, `cpu` is in seconds of CPU time since the process started, `rss` in bytes (shared memory "
+        "included), `cores`\n"
+        "are those a worker's threads are pinned to, and `node` is its memory node (null: not bound). `steps` is what\n"
+        "worker 0 counted, in seconds: its `parts` add up to `seconds` (`wait`: for experts on their way from "
+        "the disk,\n"
+        "`exchange`: for other workers), `matmul` lies across them.",
     .flags = flags,
 };
 
@@ -76,6 +80,24 @@ static void print_processes(const json_t *processes)
     }
 }
 
+/* Where the time of the steps went; parts that took none are left out. */
+static void print_steps(const json_t *steps)
+{
+    double seconds = json_number_value(json_object_get(steps, "seconds"));
+    const char *name;
+    json_t *part, *parts = json_object_get(steps, "parts");
+    printf("steps     %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT " rows in %.2f s", number(steps, "count"),
+           number(steps, "rows"), seconds);
+    if (seconds > 0) {
+        printf(": waiting for experts %.1f %%", 100 * json_number_value(json_object_get(parts, "wait")) / seconds);
+        json_object_foreach (parts, name, part)
+            if (strcmp(name, "wait") && json_number_value(part) > 0)
+                printf(", %s %.1f %%", name, 100 * json_number_value(part) / seconds);
+        printf("; of all this matmul %.1f %%", 100 * json_number_value(json_object_get(steps, "matmul")) / seconds);
+    }
+    printf("\n");
+}
+
 static void print_status(const json_t *status)
 {
     const json_t *pool = json_object_get(status, "pool"), *disk = json_object_get(status, "disk");
@@ -95,6 +117,7 @@ static void print_status(const json_t *status)
            (double)number(disk, "bytes") / (1 << 20), number(disk, "reads"), text(disk, "method"),
            json_is_true(json_object_get(disk, "direct")) ? ", O_DIRECT" : "", number(disk, "latency_us"),
            number(disk, "failures"));
+    print_steps(json_object_get(status, "steps"));
     printf("tokens    prompt %" JSON_INTEGER_FORMAT " (%.1f a second), answer %" JSON_INTEGER_FORMAT
            " (%.1f a second)\n",
            number(tokens, "prompt"), json_real_value(json_object_get(tokens, "prompt_per_s")), number(tokens, "answer"),

@@ -27,7 +27,7 @@ static const struct command_line syntax = {
     .summary = "Makes the container DST of random weights with a real model's shapes, to measure a machine before "
                "fetching the model.",
     .details = "Its answers are noise, and it has no tokenizer: give `run` and `score` token ids (--tokens FILE).\n"
-               "Example: calypte synth /data/probe --like glm-5.2 --layers 5 --dense 1 --experts 64   (8.5 GB)",
+               "Example: calypte synth /data/probe --like glm-5.2 --layers 5 --dense 1 --experts 64   (7.9 GiB)",
     .flags = flags,
     .least_operands = 1,
     .most_operands = 1,

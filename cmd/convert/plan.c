@@ -220,7 +220,7 @@ static int find_expert(const struct plan *plan, const struct tensor_family *fami
 static int plan_experts(struct plan *plan, const struct tensor_family *family, uint32_t layer, struct error *ret_error)
 {
     char name[40];
-    snprintf(name, sizeof name, "experts-0-%05u.safetensors", layer);
+    snprintf(name, sizeof name, CONTAINER_EXPERTS_NAME, layer);
     struct plan_file *file;
     int status = add_file(plan, name, &file, ret_error);
     if (status < 0)

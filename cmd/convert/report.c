@@ -69,11 +69,11 @@ json_t *report_facts(const struct model_facts *facts)
 
 void report_bytes(uint64_t bytes, char ret_text[REPORT_BYTES_SIZE])
 {
-    static const char *const units[] = {"bytes", "KB", "MB", "GB", "TB"};
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
     double value = (double)bytes;
     size_t unit = 0;
-    while (value >= 1000 && unit + 1 < sizeof units / sizeof units[0]) {
-        value /= 1000;
+    while (value >= 1024 && unit + 1 < sizeof units / sizeof units[0]) {
+        value /= 1024;
         unit++;
     }
     snprintf(ret_text, REPORT_BYTES_SIZE, unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);

@@ -17,6 +17,7 @@ struct prompt {
 /* What differs from family to family. */
 struct chat_template {
     const char *model_type;
+    const char *reasoning_end; /* token */
     int (*render)(struct prompt *prompt, const struct chat_message *messages, size_t count,
                   const struct chat_options *options);
 };
@@ -189,7 +190,7 @@ static int glm_render(struct prompt *prompt, const struct chat_message *messages
 }
 
 static const struct chat_template templates[] = {
-    {.model_type = "glm_moe_dsa", .render = glm_render},
+    {.model_type = "glm_moe_dsa", .reasoning_end = "</think>", .render = glm_render},
 };
 
 const struct chat_template *chat_template_find(const char *model_type)
@@ -198,6 +199,11 @@ const struct chat_template *chat_template_find(const char *model_type)
         if (strcmp(templates[i].model_type, model_type) == 0)
             return &templates[i];
     return NULL;
+}
+
+int32_t chat_reasoning_end(const struct chat_template *template, const struct tokenizer *tokenizer)
+{
+    return tokenizer_id(tokenizer, template->reasoning_end);
 }
 
 int chat_think_parse(const char *text, enum chat_think *ret_think, struct error *ret_error)

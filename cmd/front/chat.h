@@ -29,6 +29,9 @@ struct chat_options {
 /* The template for a `model_type` of config.json, or NULL when the family has none (then only raw prompts work). */
 const struct chat_template *chat_template_find(const char *model_type);
 
+/* The token with which the model ends its reasoning, if the prompt asked for some; -1: the tokenizer has none. */
+int32_t chat_reasoning_end(const struct chat_template *template, const struct tokenizer *tokenizer);
+
 /* "off", "on", "high" or "max". -EINVAL naming the field `think`. */
 int chat_think_parse(const char *text, enum chat_think *ret_think, struct error *ret_error);
 

@@ -73,9 +73,9 @@ int request_expire(struct front *front);
 void request_close_all(struct front *front);
 
 /* prompt.c: the tokens of a prompt, from `prompt`, `tokens` or `messages`. 0 and *ret_tokens (for free(), at least
- * one), or a fault. */
+ * one), or a fault. *ret_thinks: the template asked for reasoning, with which the answer begins. */
 int prompt_tokens(const struct front *front, const json_t *message, int32_t **ret_tokens, size_t *ret_count,
-                  struct fault *ret_fault);
+                  bool *ret_thinks, struct fault *ret_fault);
 
 /* stats.c */
 json_t *stats_status(const struct front *front);

@@ -30,17 +30,36 @@ static bool is_stop(const struct facts *facts, int32_t token)
     return false;
 }
 
-/* Adds the token's bytes to the text. 1: a stop string is complete. */
+/* What the stream still held back. 1: a stop string is complete. */
+static int end_stream(struct text_stream *stream, struct buffer *buffer, struct error *ret_error)
+{
+    const char *text;
+    size_t shown;
+    int status = text_stream_finish(stream, &text, &shown, ret_error);
+    if (status >= 0 && buffer_append(buffer, text, shown) < 0)
+        return error_set(ret_error, ENOMEM, "no memory for the text of the answer");
+    return status;
+}
+
+/* Adds the token's bytes to reasoning or text. 1: a stop string is complete. */
 static int add_text(struct generation *generation, int32_t token, struct error *ret_error)
 {
-    if (!generation->tokenizer || tokenizer_is_special(generation->tokenizer, token))
+    if (!generation->tokenizer)
+        return 0;
+    if (!generation->reasoned && token == generation->reasoning_end) {
+        generation->reasoned = true;
+        return end_stream(generation->reasoning_stream, &generation->reasoning, ret_error);
+    }
+    if (tokenizer_is_special(generation->tokenizer, token))
         return 0;
     size_t length, shown;
     const char *text, *bytes = tokenizer_token_bytes(generation->tokenizer, token, &length);
     if (!bytes)
         return 0;
-    int status = text_stream_feed(generation->stream, bytes, length, &text, &shown, ret_error);
-    if (status >= 0 && buffer_append(&generation->text, text, shown) < 0)
+    int status = text_stream_feed(generation->reasoned ? generation->stream : generation->reasoning_stream, bytes,
+                                  length, &text, &shown, ret_error);
+    if (status >= 0 &&
+        buffer_append(generation->reasoned ? &generation->text : &generation->reasoning, text, shown) < 0)
         return error_set(ret_error, ENOMEM, "no memory for the text of the answer");
     return status;
 }
@@ -51,11 +70,8 @@ static int finish(struct generation *generation, const char *why, struct error *
     generation->ended_ns = clock_ns();
     if (!generation->stream)
         return 1;
-    const char *text;
-    size_t shown;
-    int status = text_stream_finish(generation->stream, &text, &shown, ret_error);
-    if (status >= 0 && buffer_append(&generation->text, text, shown) < 0)
-        return error_set(ret_error, ENOMEM, "no memory for the text of the answer");
+    int status = generation->reasoned ? end_stream(generation->stream, &generation->text, ret_error)
+                                      : end_stream(generation->reasoning_stream, &generation->reasoning, ret_error);
     if (status == 1)
         generation->finish = "stop";
     return status < 0 ? status : 1;
@@ -129,14 +145,18 @@ int generation_init(struct generation *generation, const struct facts *facts, co
     sequence->tokens = generation->tokens;
     sequence->length = (uint32_t)count;
     generation->added_ns = clock_ns();
+    generation->reasoned = generation->reasoning_end < 0;
     if (!generation->tokenizer)
         return 0;
-    return text_stream_new(stops, stop_count, &generation->stream, ret_error);
+    int status = generation->reasoned ? 0 : text_stream_new(NULL, 0, &generation->reasoning_stream, ret_error);
+    return status < 0 ? status : text_stream_new(stops, stop_count, &generation->stream, ret_error);
 }
 
 void generation_free(struct generation *generation)
 {
     free(generation->tokens);
+    text_stream_free(generation->reasoning_stream);
     text_stream_free(generation->stream);
+    buffer_free(&generation->reasoning);
     buffer_free(&generation->text);
 }

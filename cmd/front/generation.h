@@ -13,14 +13,17 @@ struct generation {
     const struct tokenizer *tokenizer; /* NULL: a model of ids alone */
     struct sampler_params sampler;
     struct sampler_scratch *scratch;
-    bool ignore_eos;                                 /* the model's stop tokens are tokens like others: for measuring */
+    int32_t reasoning_end; /* the answer begins with reasoning, which ends with this token; -1: it has none */
+    bool ignore_eos;       /* the model's stop tokens are tokens like others: for measuring */
     void (*progress)(struct generation *generation); /* there is a new token */
     void (*ended)(struct generation *generation, const struct sequence_end *end);
     /* its own */
     int32_t *tokens; /* [sequence.room]: the prompt, then the answer */
     uint32_t prompt;
+    bool reasoned;                        /* reasoning_end has come, or there is no reasoning */
+    struct text_stream *reasoning_stream; /* has no stop strings: those are for the answer */
     struct text_stream *stream;
-    struct buffer text;                          /* of the answer, what nobody has taken yet */
+    struct buffer reasoning, text;               /* of the answer, what nobody has taken yet */
     uint32_t taken;                              /* tokens of the answer that somebody has taken */
     const char *finish;                          /* "stop" or "length"; NULL while it goes on */
     uint64_t added_ns, first_token_ns, ended_ns; /* CLOCK_MONOTONIC, 0: not yet */

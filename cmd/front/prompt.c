@@ -74,7 +74,7 @@ static int parse_messages(const json_t *array, struct chat_message **ret_message
 }
 
 static int render(const struct front *front, const struct chat_message *messages, size_t count, enum chat_think think,
-                  const char *field, int32_t **ret_tokens, size_t *ret_count, struct fault *ret_fault)
+                  const char *field, int32_t **ret_tokens, size_t *ret_count, bool *ret_thinks, struct fault *ret_fault)
 {
     struct error error;
     if (!front->template)
@@ -82,12 +82,13 @@ static int render(const struct front *front, const struct chat_message *messages
                          "%s: %s models have no chat template; send raw: true with a prompt", field,
                          front->scheduler.facts.config.model_type);
     struct chat_options options = {.template = front->template, .think = think};
+    *ret_thinks = think != CHAT_THINK_OFF;
     int status = chat_render(front->tokenizer, messages, count, &options, ret_tokens, ret_count, &error);
     return status < 0 ? refuse(status, field, &error, ret_fault) : 0;
 }
 
 static int from_text(const struct front *front, const json_t *message, const char *text, size_t length,
-                     int32_t **ret_tokens, size_t *ret_count, struct fault *ret_fault)
+                     int32_t **ret_tokens, size_t *ret_count, bool *ret_thinks, struct fault *ret_fault)
 {
     bool raw = false;
     enum chat_think think;
@@ -111,11 +112,11 @@ static int from_text(const struct front *front, const json_t *message, const cha
     if (system)
         messages[count++] = (struct chat_message){.role = "system", .content = system};
     messages[count++] = (struct chat_message){.role = "user", .content = text};
-    return render(front, messages, count, think, "prompt", ret_tokens, ret_count, ret_fault);
+    return render(front, messages, count, think, "prompt", ret_tokens, ret_count, ret_thinks, ret_fault);
 }
 
 static int from_messages(const struct front *front, const json_t *message, int32_t **ret_tokens, size_t *ret_count,
-                         struct fault *ret_fault)
+                         bool *ret_thinks, struct fault *ret_fault)
 {
     _cleanup_free_ struct chat_message *messages = NULL;
     size_t count;
@@ -129,13 +130,14 @@ static int from_messages(const struct front *front, const json_t *message, int32
     if (raw || system)
         return fault_set(ret_fault, "bad_request", raw ? "raw" : "system", "%s: means nothing with messages",
                          raw ? "raw" : "system");
-    return render(front, messages, count, think, "messages", ret_tokens, ret_count, ret_fault);
+    return render(front, messages, count, think, "messages", ret_tokens, ret_count, ret_thinks, ret_fault);
 }
 
 int prompt_tokens(const struct front *front, const json_t *message, int32_t **ret_tokens, size_t *ret_count,
-                  struct fault *ret_fault)
+                  bool *ret_thinks, struct fault *ret_fault)
 {
     const char *text = NULL;
+    *ret_thinks = false;
     size_t length = 0;
     _cleanup_free_ int32_t *tokens = NULL;
     size_t count = 0;
@@ -163,8 +165,8 @@ int prompt_tokens(const struct front *front, const json_t *message, int32_t **re
     } else {
         if (!api_tokenizer(front, field, ret_fault))
             return -EINVAL;
-        int status = has_text ? from_text(front, message, text, length, &tokens, &count, ret_fault)
-                              : from_messages(front, message, &tokens, &count, ret_fault);
+        int status = has_text ? from_text(front, message, text, length, &tokens, &count, ret_thinks, ret_fault)
+                              : from_messages(front, message, &tokens, &count, ret_thinks, ret_fault);
         if (status < 0)
             return status;
     }

@@ -105,18 +105,24 @@ static json_t *timing_json(const struct generation *generation)
         (double)sequence->matmul_ns / 1e9, "front_s", (double)generation->own_ns / 1e9, "parts", parts);
 }
 
-/* What nobody has taken yet of text and tokens, put into `object`; it counts as taken then. */
+static json_t *text_json(const struct buffer *buffer)
+{
+    return json_stringn(buffer->length > 0 ? buffer->bytes : "", buffer->length);
+}
+
+/* What nobody has taken yet of reasoning, text and tokens, put into `object`; it counts as taken then. */
 static void take_piece(struct generation *generation, json_t *object)
 {
-    if (generation->tokenizer) {
-        const char *text = generation->text.length > 0 ? generation->text.bytes : "";
-        json_object_set_new(object, "text", json_stringn(text, generation->text.length));
-    }
+    if (generation->tokenizer && generation->reasoning_end >= 0)
+        json_object_set_new(object, "reasoning", text_json(&generation->reasoning));
+    if (generation->tokenizer)
+        json_object_set_new(object, "text", text_json(&generation->text));
     json_t *tokens = json_array();
     uint32_t length = generation_answer_length(generation);
     for (uint32_t i = generation->taken; i < length; i++)
         json_array_append_new(tokens, json_integer(generation->tokens[generation->prompt + i]));
     json_object_set_new(object, "tokens", tokens);
+    generation->reasoning.length = 0;
     generation->text.length = 0;
     generation->taken = length;
 }
@@ -200,8 +206,8 @@ static void generation_ended(struct generation *generation, const struct sequenc
 static void generation_progress(struct generation *generation)
 {
     struct request *request = request_of_generation(generation);
-    bool something =
-        generation->tokenizer ? generation->text.length > 0 : generation->taken < generation_answer_length(generation);
+    bool something = generation->tokenizer ? generation->text.length + generation->reasoning.length > 0
+                                           : generation->taken < generation_answer_length(generation);
     if (request->kind != REQUEST_SUBMIT || !request->waiter.connection || !something)
         return;
     json_t *piece = json_pack("{s:b, s:s}", "ok", 1, "id", request->id);
@@ -297,8 +303,9 @@ static int prepare_generation(struct request *request, const json_t *message, st
     int64_t max_tokens = INT32_MAX;
     const char *stops[TEXT_STREAM_MAX_STOPS];
     size_t stop_count = 0, count;
+    bool thinks;
     _cleanup_free_ int32_t *prompt = NULL;
-    if (prompt_tokens(front, message, &prompt, &count, ret_fault) < 0 ||
+    if (prompt_tokens(front, message, &prompt, &count, &thinks, ret_fault) < 0 ||
         field_integer(message, "max_tokens", 1, INT32_MAX, &max_tokens, ret_fault) < 0 ||
         read_sampler(front, message, &generation->sampler, ret_fault) < 0 ||
         field_strings(message, "stop", TEXT_STREAM_MAX_STOPS, stops, &stop_count, ret_fault) < 0 ||
@@ -308,6 +315,7 @@ static int prepare_generation(struct request *request, const json_t *message, st
     if (stop_count > 0 && !api_tokenizer(front, "stop", ret_fault))
         return -EINVAL;
     generation->tokenizer = front->tokenizer;
+    generation->reasoning_end = thinks ? chat_reasoning_end(front->template, front->tokenizer) : -1;
     generation->scratch = &front->scratch;
     generation->progress = generation_progress;
     generation->ended = generation_ended;
@@ -468,6 +476,8 @@ static struct request *find(struct front *front, const json_t *message, const ch
 static json_t *empty_piece(const struct request *request)
 {
     json_t *piece = json_pack("{s:b, s:s}", "ok", 1, "id", request->id);
+    if (request->generation.tokenizer && request->generation.reasoning_end >= 0)
+        json_object_set_new(piece, "reasoning", json_string(""));
     if (request->generation.tokenizer)
         json_object_set_new(piece, "text", json_string(""));
     json_object_set_new(piece, "tokens", json_array());

@@ -2,12 +2,28 @@
 
 #include "cmd/front/clock.h"
 #include "proto/cleanup.h"
+#include "proto/container.h"
 
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
 
 #define REPEAT_NS (UINT64_C(1000) * 1000000) /* how long a STEP may be in flight before it is sent again */
+#define REDIALS_DOUBLED 5u                   /* the wait for a connection doubles so often */
+
+/* Replaces the connection if there is one; it stays where a new one cannot be made. */
+static int dial_worker(struct scheduler *scheduler, uint32_t w, struct error *ret_error)
+{
+    char path[PATH_MAX];
+    struct channel *channel;
+    snprintf(path, sizeof path, "%s/worker.%" PRIu32 ".ipc", scheduler->rundir, w);
+    int status = channel_dial(CHANNEL_PAIR, path, &channel, ret_error);
+    if (status < 0)
+        return status;
+    channel_close(scheduler->workers[w]);
+    scheduler->workers[w] = channel;
+    return 0;
+}
 
 int scheduler_open(struct scheduler *scheduler, const char *instance, const char *rundir, struct error *ret_error)
 {
@@ -29,11 +45,9 @@ int scheduler_open(struct scheduler *scheduler, const char *instance, const char
         if (!scheduler->row)
             status = error_set(ret_error, ENOMEM, "no memory for a row of logits");
     }
-    for (uint32_t w = 0; status == 0 && w < facts->workers; w++) {
-        char path[PATH_MAX];
-        snprintf(path, sizeof path, "%s/worker.%" PRIu32 ".ipc", rundir, w);
-        status = channel_dial(CHANNEL_PAIR, path, &scheduler->workers[w], ret_error);
-    }
+    scheduler->rundir = rundir;
+    for (uint32_t w = 0; status == 0 && w < facts->workers; w++)
+        status = dial_worker(scheduler, w, ret_error);
     if (status < 0) {
         scheduler_close(scheduler);
         return status;
@@ -237,6 +251,8 @@ static void next_step(struct scheduler *scheduler)
     scheduler->step_id = step.id;
     scheduler->in_flight = true;
     scheduler->unsent = (1u << scheduler->facts.workers) - 1;
+    scheduler->redials = 0;
+    scheduler->repeat_ns = clock_ns() + REPEAT_NS;
     scheduler_send(scheduler);
 }
 
@@ -273,14 +289,19 @@ void scheduler_send(struct scheduler *scheduler)
 
 int scheduler_repeat(struct scheduler *scheduler)
 {
-    if (!scheduler->in_flight || scheduler->unsent != 0)
-        return -1; /* what is unsent is sent when the worker can take it */
-    uint64_t now = clock_ns();
+    if (!scheduler->in_flight)
+        return -1;
+    uint64_t now = clock_ns(), wait = REPEAT_NS;
     if (now >= scheduler->repeat_ns) {
         struct error ignored; /* there will be another time, until the STEP is done or its epoch over */
         for (uint32_t w = 0; w < scheduler->facts.workers; w++)
-            (void)channel_send(scheduler->workers[w], scheduler->message, scheduler->message_bytes, 0, &ignored);
-        scheduler->repeat_ns = now + REPEAT_NS;
+            if (scheduler->unsent & 1u << w)
+                (void)dial_worker(scheduler, w, &ignored); /* sent when the connection stands */
+            else if (scheduler->unsent == 0)
+                (void)channel_send(scheduler->workers[w], scheduler->message, scheduler->message_bytes, 0, &ignored);
+        if (scheduler->unsent != 0 && scheduler->redials < REDIALS_DOUBLED)
+            scheduler->redials++;
+        scheduler->repeat_ns = now + (wait << (scheduler->unsent != 0 ? scheduler->redials : 0));
     }
     return (int)((scheduler->repeat_ns - now) / 1000000) + 1;
 }
@@ -323,9 +344,11 @@ const float *scheduler_logits(struct scheduler *scheduler, uint32_t row, bool dr
 static void describe_failure(const struct step_done *done, struct error *ret_error)
 {
     if (done->status == -EIO && done->code != 0)
-        error_set(ret_error, EIO, "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ": %s", done->expert,
-                  done->layer, done->slice,
-                  done->code == EBADMSG ? "its checksum is wrong; the container is damaged, convert it again"
+        error_set(ret_error, EIO,
+                  "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ", in " CONTAINER_EXPERTS_NAME ": %s",
+                  done->expert, done->layer, done->slice, done->layer,
+                  done->code == EBADMSG ? "its checksum is wrong; the file is damaged: copy it again, or "
+                                          "`calypte convert` the model anew"
                                         : strerror((int)done->code));
     else
         error_set(ret_error, EIO, "a worker could not run the step: %s; its log says more", strerror(-done->status));

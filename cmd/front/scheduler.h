@@ -77,6 +77,7 @@ struct scheduler {
     struct control *control;
     struct segment exchange;
     struct exchange_layout layout;
+    const char *rundir; /* the caller's */
     struct channel *workers[MAX_WORKERS];
     struct kv_pages pages;
     struct sessions sessions;
@@ -90,8 +91,9 @@ struct scheduler {
     uint32_t in_flight_logits; /* rows of logits that it asked for */
     void *message;             /* its bytes */
     size_t message_bytes;
-    uint32_t unsent; /* bit w: worker w has not got the message */
-    float *row;      /* [vocab] a private copy of one row of logits */
+    uint32_t unsent;  /* bit w: worker w has not got the message */
+    uint32_t redials; /* times that those of `unsent` were dialled again */
+    float *row;       /* [vocab] a private copy of one row of logits */
 };
 
 /* Attaches the segments of `instance` and dials `<rundir>/worker.<i>.ipc`. */
@@ -111,8 +113,10 @@ void scheduler_receive(struct scheduler *scheduler, uint32_t w);
 void scheduler_send(struct scheduler *scheduler);
 void scheduler_wake(struct scheduler *scheduler);
 
-/* Sends a STEP again that has been in flight for long: a message can be lost where a connection is replaced. Workers
- * run a STEP once however often it comes. Returns after how many ms to call it again; -1: nothing is in flight. */
+/* Sends a STEP again that has been in flight for long: a message can be lost where a connection is replaced, and workers
+ * run a STEP once however often it comes. Dials a worker again that has not taken it: nng's dialer does not try again
+ * once the other side has died between connect() and the greeting. May replace channels: call it before their
+ * descriptors are gathered. Returns after how many ms to call it again; -1: nothing is in flight. */
 int scheduler_repeat(struct scheduler *scheduler);
 
 /* Starts what can start: after scheduler_add and scheduler_cancel. */

@@ -134,6 +134,7 @@ int server_run(struct front *front, const struct heritage *heritage, int signal_
     fcntl(heritage->wake_fd, F_SETFL, flags | O_NONBLOCK);
     scheduler_wake(scheduler);
     for (;;) {
+        int patience = request_expire(front), repeat = scheduler_repeat(scheduler);
         struct pollfd fds[POLL_MAX] = {
             [POLL_SIGNAL] = {.fd = signal_fd, .events = POLLIN},
             [POLL_WAKE] = {.fd = heritage->wake_fd, .events = POLLIN},
@@ -146,7 +147,6 @@ int server_run(struct front *front, const struct heritage *heritage, int signal_
             if (scheduler->unsent & 1u << w)
                 fds[count++] = (struct pollfd){.fd = channel_send_fd(scheduler->workers[w]), .events = POLLIN};
 
-        int patience = request_expire(front), repeat = scheduler_repeat(scheduler);
         int ready = poll(fds, count, patience < 0 || (repeat >= 0 && repeat < patience) ? repeat : patience);
         if (ready < 0 && errno != EINTR)
             return error_set(ret_error, errno, "cannot poll: %s", strerror(errno));

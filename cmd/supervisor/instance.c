@@ -70,7 +70,8 @@ int instance_alive(const struct instance *instance)
 {
     char path[108];
     instance_path(instance, LOCK_FILE, path);
-    _cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    _cleanup_close_ int fd =
+        open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); /* somebody's FIFO does not hold us */
     return fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK;
 }
 

@@ -45,11 +45,13 @@ static const char *argument(const struct arguments *arguments, const char *flag)
     return "";
 }
 
-/* Only the programs that the supervisor starts have both arguments. */
+/* Only the programs that the supervisor starts have this name and these arguments; a debugger that was given them has
+ * another name. */
 static bool is_child(const struct arguments *arguments, const char *name)
 {
-    return !strcmp(argument(arguments, "--instance"), name) && *argument(arguments, "--rundir") &&
-           *argument(arguments, "--parent");
+    const char *slash = strrchr(arguments->text, '/'), *program = slash ? slash + 1 : arguments->text;
+    return !strncmp(program, "calypte-", strlen("calypte-")) && !strcmp(argument(arguments, "--instance"), name) &&
+           *argument(arguments, "--rundir") && *argument(arguments, "--parent");
 }
 
 static int end_one(pid_t pid, const char *name, const char *folder, struct error *ret_error)

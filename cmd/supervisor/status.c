@@ -89,6 +89,18 @@ static json_t *pool_json(const struct supervisor *supervisor)
                      (json_int_t)atomic_load(&control->iod.evictions));
 }
 
+/* Where the time of the steps went, as worker 0 counted it; the parts add up to seconds. */
+static json_t *steps_json(const struct worker_line *worker)
+{
+    json_t *parts = json_object();
+    for (int p = 0; p < STEP_PARTS; p++)
+        json_object_set_new(parts, step_part_name((enum step_part)p),
+                            json_real((double)atomic_load(&worker->part_ns[p]) / 1e9));
+    return json_pack("{s:I, s:I, s:f, s:f, s:o}", "count", (json_int_t)atomic_load(&worker->steps), "rows",
+                     (json_int_t)atomic_load(&worker->rows), "seconds", (double)atomic_load(&worker->step_ns) / 1e9,
+                     "matmul", (double)atomic_load(&worker->matmul_ns) / 1e9, "parts", parts);
+}
+
 static json_t *disk_json(const struct control *control)
 {
     static const char *const methods[] = {[IO_AUTO] = "none yet", [IO_URING] = "uring", [IO_PREAD] = "pread"};
@@ -142,14 +154,15 @@ static json_t *status_json(const struct supervisor *supervisor)
     const struct facts *facts = &supervisor->plan.facts;
     char identity[20];
     snprintf(identity, sizeof identity, "%016" PRIx64, facts->identity);
-    return json_pack("{s:b, s:s, s:s, s:s, s:s, s:i, s:f, s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "ok", 1,
-                     "instance", supervisor->instance->name, "model", facts->container, "identity", identity, "state",
-                     instance_state(supervisor), "epoch", (int)supervisor->epoch, "uptime_s",
+    return json_pack("{s:b, s:s, s:s, s:s, s:s, s:i, s:f, s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "ok",
+                     1, "instance", supervisor->instance->name, "model", facts->container, "identity", identity,
+                     "state", instance_state(supervisor), "epoch", (int)supervisor->epoch, "uptime_s",
                      (double)(supervisor_now_ms() - supervisor->started_ms) / 1000, "workers", (int)facts->workers,
                      "threads", (int)facts->threads, "context", (int)facts->context, "slots", (int)facts->slots,
                      "settings", settings_texts(supervisor->settings), "processes", processes_json(supervisor), "pool",
-                     pool_json(supervisor), "disk", disk_json(supervisor->control), "tokens",
-                     tokens_json(&supervisor->control->front), "requests", requests_json(&supervisor->control->front));
+                     pool_json(supervisor), "disk", disk_json(supervisor->control), "steps",
+                     steps_json(&supervisor->control->workers[0]), "tokens", tokens_json(&supervisor->control->front),
+                     "requests", requests_json(&supervisor->control->front));
 }
 
 static json_t *refusal(const char *message)

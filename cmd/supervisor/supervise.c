@@ -207,8 +207,9 @@ static void start_child(struct supervisor *supervisor, struct child *child)
         say(supervisor, "%s started, process %d", child->label, child->pid);
         return;
     }
-    child->state = CHILD_DOWN;
-    fail(supervisor, -status, error.text);
+    /* As if it had died at once: an instance that serves tries again, for descriptors or memory may be back. */
+    snprintf(child->line, sizeof child->line, "failed: %.*s", (int)sizeof child->line - 16, error.text);
+    dispatch(supervisor, child, EVENT_EXIT);
 }
 
 static void recover(struct supervisor *supervisor, struct child *child)
@@ -372,6 +373,15 @@ static int settle(struct supervisor *supervisor)
     return next == INT64_MAX ? -1 : next > now ? (int)(next - now) : 0;
 }
 
+/* Whoever started the instance hears why it never answered. */
+static void stopped_early(struct supervisor *supervisor, const char *reason)
+{
+    if (supervisor->served || supervisor->failed)
+        return;
+    supervisor->failed = true;
+    error_set(&supervisor->reason, EINTR, "%s", reason);
+}
+
 static void take_signals(struct supervisor *supervisor)
 {
     struct signalfd_siginfo info;
@@ -379,10 +389,9 @@ static void take_signals(struct supervisor *supervisor)
         if (info.ssi_signo == SIGCHLD)
             continue; /* several may come as one: reap() asks each child */
         say(supervisor, "stopping: signal %u from process %u", info.ssi_signo, info.ssi_pid);
-        if (!supervisor->served && !supervisor->failed) {
-            supervisor->failed = true;
-            error_set(&supervisor->reason, EINTR, "stopped by signal %u before it could answer", info.ssi_signo);
-        }
+        char reason[64];
+        snprintf(reason, sizeof reason, "stopped by signal %u before it could answer", info.ssi_signo);
+        stopped_early(supervisor, reason);
         if (!supervisor->stopping)
             stop_all(supervisor);
         else
@@ -407,6 +416,7 @@ static void take_request(struct supervisor *supervisor)
     channel_send(supervisor->socket, sent, strlen(sent), ANSWER_MS, NULL);
     if (down && !supervisor->stopping) {
         say(supervisor, "stopping: asked to");
+        stopped_early(supervisor, "stopped by `calypte down` before it could answer");
         stop_all(supervisor);
     }
 }

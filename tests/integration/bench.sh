@@ -65,7 +65,7 @@ calypte run "$CALYPTE_MODEL" --stats --max-tokens 30 "What is a river?" 2>&1 >/d
 note "refused"
 expect_line 2 'did you mean kernels' calypte bench kernel
 expect_line 2 'unknown' calypte bench kernels --kernel int3_gemv
-expect_line 1 'no such kernel set' calypte bench kernels --seconds 0.001 --runs 1 --bytes 64 --isa sse9
+expect_line 2 'sse9.*one of scalar, ' calypte bench kernels --seconds 0.001 --runs 1 --bytes 64 --isa sse9
 expect_line 2 '\-\-runs' calypte bench memory --runs 0
 expect_line 1 "$SCRATCH/none: " calypte bench decode "$SCRATCH/none"
 expect_line 2 'argument is missing' calypte bench prefill

@@ -74,7 +74,7 @@ test_full_disk() {
         return 0
     fi
     trap 'umount "$SCRATCH/disk"; finish' EXIT
-    expect_line 1 'needs .* MB more, its file system has .* MB free' calypte convert "$SOURCE" "$SCRATCH/disk/model"
+    expect_line 1 'needs .* MiB more, its file system has .* MiB free' calypte convert "$SOURCE" "$SCRATCH/disk/model"
     [ ! -e "$SCRATCH/disk/model" ] || fail "something is left of a conversion that did not begin"
     # Enough bytes, but no room for another name after the first files: it fails in the middle.
     mount -o remount,size=64m,nr_inodes=6 "$SCRATCH/disk"

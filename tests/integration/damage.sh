@@ -66,7 +66,7 @@ while [ $offset -lt $((size - 65536)) ]; do
     offset=$((offset + 65536))
 done
 calypte up "$SCRATCH/model" -n "$NAME" >/dev/null
-expect_line 1 'model_error: expert [0-9]+ of layer [0-9]+.*checksum.*convert' calypte run -n "$NAME" "$QUESTION"
+expect_line 1 "model_error: expert [0-9]+ of layer [0-9]+.* $experts: .*checksum.*convert" calypte run -n "$NAME" "$QUESTION"
 expect_line 1 'model_error: expert [0-9]+ of layer [0-9]+.*checksum' calypte run -n "$NAME" "$QUESTION"
 calypte status -n "$NAME" --json >"$SCRATCH/status"
 [ "$(json "$SCRATCH/status" '[.processes[].restarts] | add')" = 0 ] || fail "something died: $(cat "$SCRATCH/status")"

@@ -50,6 +50,7 @@ void engine_start_iod(struct engine *engine)
     engine->loader = NULL;
     pthread_barrier_init(&engine->opened, NULL, 2);
     assert_int_equal(pthread_create(&engine->iod_thread, NULL, run_iod, engine), 0);
+    engine->iod_runs = true;
     pthread_barrier_wait(&engine->opened);
     assert_non_null(engine->loader);
 }
@@ -59,6 +60,7 @@ void engine_stop_iod(struct engine *engine)
     uint64_t one = 1;
     assert_int_equal(write(engine->stop_fd, &one, sizeof one), sizeof one);
     pthread_join(engine->iod_thread, NULL);
+    engine->iod_runs = false;
     pthread_barrier_destroy(&engine->opened);
     close(engine->stop_fd);
 }
@@ -132,6 +134,8 @@ void engine_open(struct engine *engine, const struct engine_options *options)
     snprintf(engine->instance, sizeof engine->instance, "test-engine-%d-%d", (int)getpid(), number++);
     snprintf(engine->rundir, sizeof engine->rundir, "/tmp/calypte-engine-XXXXXX");
     assert_non_null(mkdtemp(engine->rundir));
+    engine->open = true;
+    engine->doorbell = -1;
     MUST(container_open(options->container, &container, &error), error);
     fill_facts(&engine->facts, options, container);
     struct facts *f = &engine->facts;
@@ -152,47 +156,96 @@ void engine_open(struct engine *engine, const struct engine_options *options)
     MUST(segment_attach(engine->instance, "exchange", SEGMENT_EXCHANGE, 0, false, &engine->exchange, &error), error);
     engine->doorbell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     engine_start_iod(engine);
-    engine->started = options->processes ? 0 : f->workers;
-    pthread_barrier_init(&engine->begin, NULL, engine->started + 1);
-    pthread_barrier_init(&engine->end, NULL, engine->started + 1);
-    for (uint32_t w = 0; w < engine->started; w++) {
-        struct engine_worker *worker = &engine->workers[w];
-        worker->engine = engine;
-        worker->index = w;
-        MUST(model_open(engine->instance, f, engine->control, w, engine->doorbell, &worker->model, &error), error);
-        assert_int_equal(pthread_create(&worker->thread, NULL, run_worker, worker), 0);
+    uint32_t threads = options->processes ? 0 : f->workers;
+    for (uint32_t w = 0; w < threads; w++) {
+        engine->workers[w].engine = engine;
+        engine->workers[w].index = w;
+        MUST(model_open(engine->instance, f, engine->control, w, engine->doorbell, &engine->workers[w].model, &error),
+             error);
+    }
+    pthread_barrier_init(&engine->begin, NULL, threads + 1);
+    pthread_barrier_init(&engine->end, NULL, threads + 1);
+    for (; engine->started < threads; engine->started++) {
+        struct engine_worker *worker = &engine->workers[engine->started];
+        if (pthread_create(&worker->thread, NULL, run_worker, worker) != 0)
+            abort(); /* the others wait at a barrier that nobody could reach */
     }
 }
 
-void engine_close(struct engine *engine)
+static void end_workers(struct engine *engine)
 {
-    engine->step = NULL;
-    pthread_barrier_wait(&engine->begin);
-    for (uint32_t w = 0; w < engine->started; w++) {
-        pthread_join(engine->workers[w].thread, NULL);
-        model_close(engine->workers[w].model);
+    if (engine->in_step) { /* every wait of the step is given up */
+        control_raise_epoch(engine->control);
+        pthread_barrier_wait(&engine->end);
     }
-    pthread_barrier_destroy(&engine->begin);
-    pthread_barrier_destroy(&engine->end);
-    engine_stop_iod(engine);
-    close(engine->doorbell);
-    segment_detach(&engine->exchange);
-    control_detach(engine->control);
-    assert_true(segment_unlink_all(engine->instance) >= 4);
+    engine->step = NULL;
+    if (engine->started > 0) {
+        pthread_barrier_wait(&engine->begin);
+        for (uint32_t w = 0; w < engine->started; w++)
+            pthread_join(engine->workers[w].thread, NULL);
+        pthread_barrier_destroy(&engine->begin);
+        pthread_barrier_destroy(&engine->end);
+    }
+    for (uint32_t w = 0; w < MAX_WORKERS; w++)
+        if (engine->workers[w].model)
+            model_close(engine->workers[w].model);
+}
+
+static void remove_rundir(const struct engine *engine)
+{
     char command[256];
     snprintf(command, sizeof command, "rm -rf '%s'", engine->rundir);
     assert_int_equal(system(command), 0);
 }
 
+/* Whatever of it is open. Returns the segments that were removed. */
+static int close_all(struct engine *engine)
+{
+    end_workers(engine);
+    if (engine->iod_runs)
+        engine_stop_iod(engine);
+    if (engine->doorbell >= 0)
+        close(engine->doorbell);
+    if (engine->exchange.base)
+        segment_detach(&engine->exchange);
+    if (engine->control)
+        control_detach(engine->control);
+    remove_rundir(engine);
+    engine->open = false;
+    return segment_unlink_all(engine->instance);
+}
+
+void engine_close(struct engine *engine)
+{
+    assert_true(close_all(engine) >= 4);
+}
+
+int engine_set_up(void **state)
+{
+    *state = calloc(1, sizeof(struct engine));
+    return *state ? 0 : -1;
+}
+
+int engine_tear_down(void **state)
+{
+    struct engine *engine = *state;
+    if (engine->open)
+        close_all(engine);
+    free(engine);
+    return 0;
+}
+
 void engine_begin(struct engine *engine, const struct step *step)
 {
     engine->step = step;
+    engine->in_step = true;
     pthread_barrier_wait(&engine->begin);
 }
 
 int engine_finish(struct engine *engine, struct step_done *ret_done)
 {
     pthread_barrier_wait(&engine->end);
+    engine->in_step = false;
     *ret_done = engine->workers[0].done;
     for (uint32_t w = 1; w < engine->facts.workers; w++)
         if (engine->workers[w].status != engine->workers[0].status)
@@ -205,6 +258,12 @@ int engine_step(struct engine *engine, const struct step *step, struct step_done
 {
     engine_begin(engine, step);
     return engine_finish(engine, ret_done);
+}
+
+bool engine_has_asked(const struct engine *engine)
+{
+    const struct request_ring *ring = &engine->control->rings[0]; /* worker 0 asks for all */
+    return atomic_load(&ring->tail) != atomic_load(&ring->head);
 }
 
 void engine_score(struct engine *engine, const int32_t *tokens, uint32_t count, uint32_t chunk, uint32_t first_page,

@@ -40,9 +40,15 @@ struct engine {
     struct loader *loader;
     pthread_barrier_t begin, end, opened; /* of a step; of iod's start */
     uint32_t started;                     /* workers that are threads here */
-    const struct step *step;              /* NULL: end */
+    bool open, iod_runs, in_step;
+    const struct step *step; /* NULL: end */
     struct engine_worker workers[MAX_WORKERS];
 };
+
+/* Setup and teardown of a cmocka test: *state is a struct engine, which the test opens and closes. The teardown closes
+ * what a test that failed has left open: threads, shared memory, folders. */
+int engine_set_up(void **state);
+int engine_tear_down(void **state);
 
 /* Asserts that everything worked. */
 void engine_open(struct engine *engine, const struct engine_options *options);
@@ -57,6 +63,9 @@ int engine_step(struct engine *engine, const struct step *step, struct step_done
 /* The same in two halves. */
 void engine_begin(struct engine *engine, const struct step *step);
 int engine_finish(struct engine *engine, struct step_done *ret_done);
+
+/* True while requests for experts wait that iod has not taken. */
+bool engine_has_asked(const struct engine *engine);
 
 /* Logits of every token of one sequence, in chunks: [count][vocab]; draft (may be NULL) [count - 1][vocab]. first_page:
  * of its pages. */

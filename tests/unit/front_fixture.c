@@ -16,7 +16,9 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 #define STOP_TOKEN 4071
@@ -209,6 +211,29 @@ static void take_step(struct fixture *fixture, uint32_t index, const void *bytes
     }
 }
 
+/* Worker 1, as long as the mode is WORKER_BREAKS: something that dies as soon as the front connects. */
+static void break_connections(struct fixture *fixture)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%.90s/worker.1.ipc", fixture->rundir);
+    channel_close(fixture->channels[1]);
+    fixture->channels[1] = NULL;
+    unlink(address.sun_path);
+    _cleanup_close_ int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (bind(listener, (const struct sockaddr *)(const void *)&address, sizeof address) < 0 || listen(listener, 8) < 0)
+        atomic_fetch_add(&fixture->mismatches, 1);
+    while (atomic_load(&fixture->mode) == WORKER_BREAKS && !atomic_load(&fixture->ending)) {
+        int fd = accept(listener, NULL, NULL);
+        if (fd < 0)
+            usleep(1000);
+        else
+            close(fd);
+    }
+    unlink(address.sun_path);
+    if (channel_listen(CHANNEL_PAIR, address.sun_path, &fixture->channels[1], NULL) < 0)
+        atomic_fetch_add(&fixture->mismatches, 1);
+}
+
 static void *run_worker(void *context)
 {
     _cleanup_free_ struct worker *worker = context;
@@ -216,6 +241,8 @@ static void *run_worker(void *context)
     while (!atomic_load(&fixture->ending)) {
         void *bytes;
         size_t size;
+        if (worker->index == 1 && atomic_load(&fixture->mode) == WORKER_BREAKS)
+            break_connections(fixture);
         if (channel_receive(fixture->channels[worker->index], 20, &bytes, &size, NULL) < 0)
             continue;
         take_step(fixture, worker->index, bytes, size);

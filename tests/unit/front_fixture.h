@@ -18,9 +18,10 @@
 
 enum worker_mode {
     WORKER_GOOD,
-    WORKER_HOLDS, /* does not answer until the mode changes */
-    WORKER_DROPS, /* never answers this STEP */
-    WORKER_LOSES, /* both lose every message, as when a connection breaks under it */
+    WORKER_HOLDS,  /* does not answer until the mode changes */
+    WORKER_DROPS,  /* never answers this STEP */
+    WORKER_BREAKS, /* worker 1 closes every connection before its greeting */
+    WORKER_LOSES,  /* both lose every message, as when a connection breaks under it */
     WORKER_NAN,
     WORKER_EXPERT_FAILS, /* -EIO, layer 3, expert 17, slice 2, checksum */
     WORKER_LIES,         /* says another number of rows of logits */

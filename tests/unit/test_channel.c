@@ -16,7 +16,9 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 struct fixture {
     char folder[64], path[128];
@@ -167,6 +169,40 @@ static void test_second_listener(void **state)
     channel_close(one);
 }
 
+/* Ends twice: before it has read the client's greeting, and after. */
+static void *accept_and_close(void *context)
+{
+    const int *listener = context;
+    char greeting[8];
+    close(accept4(*listener, NULL, NULL, SOCK_CLOEXEC));
+    int fd = accept4(*listener, NULL, NULL, SOCK_CLOEXEC);
+    ssize_t got = recv(fd, greeting, sizeof greeting, MSG_WAITALL);
+    close(fd);
+    return got == (ssize_t)sizeof greeting ? context : NULL;
+}
+
+/* A server that ends while a client connects is one that does not listen: the client may try again. */
+static void test_server_ends(void **state)
+{
+    struct fixture *fixture = *state;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct channel *channel;
+    struct error error;
+    pthread_t thread;
+    snprintf(address.sun_path, sizeof address.sun_path, "%.100s", fixture->path);
+    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (const struct sockaddr *)(const void *)&address, sizeof address), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(pthread_create(&thread, NULL, accept_and_close, &listener), 0);
+    void *read_greeting;
+    assert_int_equal(channel_dial(CHANNEL_REQ, fixture->path, &channel, &error), -ECONNREFUSED);
+    assert_int_equal(channel_dial(CHANNEL_REQ, fixture->path, &channel, &error), -ECONNREFUSED);
+    pthread_join(thread, &read_greeting);
+    assert_ptr_equal(read_greeting, &listener);
+    close(listener);
+    unlink(fixture->path);
+}
+
 static void test_long_path(void **state)
 {
     (void)state;
@@ -228,6 +264,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_pair, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_request, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_second_listener, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_server_ends, set_up, tear_down),
         cmocka_unit_test(test_long_path),
         cmocka_unit_test(test_heritage),
     };

@@ -16,10 +16,13 @@
 #define ROUNDS 3000u
 #define VALUES 100u /* a worker writes in a round */
 
+/* Of a test: what a failed one leaves is ended by tear_down(). */
 struct world {
     char instance[INSTANCE_NAME_MAX];
     struct facts facts;
     struct control *control;
+    pid_t children[MAX_WORKERS];
+    uint32_t child_count;
 };
 
 static void open_world(struct world *world, uint32_t workers, uint32_t spin)
@@ -49,7 +52,49 @@ static void open_world(struct world *world, uint32_t workers, uint32_t spin)
 static void close_world(struct world *world)
 {
     control_detach(world->control);
+    world->control = NULL;
     assert_int_equal(segment_unlink_all(world->instance), 2);
+}
+
+static int set_up(void **state)
+{
+    *state = calloc(1, sizeof(struct world));
+    return *state ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    struct world *world = *state;
+    for (uint32_t i = 0; i < world->child_count; i++) {
+        kill(world->children[i], SIGKILL);
+        waitpid(world->children[i], NULL, 0);
+    }
+    if (world->instance[0])
+        segment_unlink_all(world->instance);
+    free(world);
+    return 0;
+}
+
+/* fork(), and the child ends with the test. */
+static pid_t fork_child(struct world *world)
+{
+    assert_true(world->child_count < MAX_WORKERS);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid > 0)
+        world->children[world->child_count++] = pid;
+    return pid;
+}
+
+/* Waits for it and returns wait's status. */
+static int end_child(struct world *world, pid_t pid)
+{
+    int status = -1;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    for (uint32_t i = 0; i < world->child_count; i++)
+        if (world->children[i] == pid)
+            world->children[i] = world->children[--world->child_count];
+    return status;
 }
 
 static void attach(struct world *world, uint32_t self, struct exchange *ret_exchange)
@@ -87,8 +132,7 @@ static uint32_t run_rounds(struct world *world, uint32_t self, uint32_t rounds)
 
 static pid_t start(struct world *world, uint32_t self, uint32_t rounds)
 {
-    pid_t pid = fork();
-    assert_true(pid >= 0);
+    pid_t pid = fork_child(world);
     if (pid == 0)
         _exit(run_rounds(world, self, rounds) == 0 ? 0 : 1);
     return pid;
@@ -96,23 +140,19 @@ static pid_t start(struct world *world, uint32_t self, uint32_t rounds)
 
 static void test_rounds(void **state)
 {
-    (void)state;
+    struct world *world = *state;
     for (uint32_t workers = 1; workers <= 8; workers = workers * 2 + 1)
         for (uint32_t spin = 0; spin < 2; spin++) {
             if (spin && workers > 2)
                 continue; /* spinning is for teams that fit the cores */
-            struct world world;
             pid_t pids[MAX_WORKERS];
-            open_world(&world, workers, spin);
+            open_world(world, workers, spin);
             for (uint32_t w = 1; w < workers; w++)
-                pids[w] = start(&world, w, ROUNDS);
-            assert_int_equal(run_rounds(&world, 0, ROUNDS), 0);
-            for (uint32_t w = 1; w < workers; w++) {
-                int status;
-                assert_int_equal(waitpid(pids[w], &status, 0), pids[w]);
-                assert_int_equal(status, 0);
-            }
-            close_world(&world);
+                pids[w] = start(world, w, ROUNDS);
+            assert_int_equal(run_rounds(world, 0, ROUNDS), 0);
+            for (uint32_t w = 1; w < workers; w++)
+                assert_int_equal(end_child(world, pids[w]), 0);
+            close_world(world);
         }
 }
 
@@ -136,75 +176,65 @@ static void wait_in_vain(struct world *world, uint32_t self)
 
 static void test_epoch(void **state)
 {
-    (void)state;
+    struct world *world = *state;
     for (int round = 0; round < 20; round++) {
-        struct world world;
-        open_world(&world, 3, 0);
+        open_world(world, 3, 0);
         pid_t pids[2];
         for (uint32_t w = 0; w < 2; w++)
-            if ((pids[w] = fork()) == 0)
-                wait_in_vain(&world, w + 1);
+            if ((pids[w] = fork_child(world)) == 0)
+                wait_in_vain(world, w + 1);
         sleep_ms(round % 4 * 3); /* asleep or not yet */
         struct exchange exchange;
-        attach(&world, 0, &exchange); /* in the old epoch, and does not come */
-        assert_int_equal(control_raise_epoch(world.control), 2);
+        attach(world, 0, &exchange); /* in the old epoch, and does not come */
+        assert_int_equal(control_raise_epoch(world->control), 2);
         exchange_reset(&exchange, 2);
         assert_int_equal(exchange.method->barrier(&exchange), 0);
-        for (int i = 0; i < 2; i++) {
-            int status;
-            waitpid(pids[i], &status, 0);
-            assert_int_equal(status, 0);
-        }
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(end_child(world, pids[i]), 0);
         exchange_detach(&exchange);
-        close_world(&world);
+        close_world(world);
     }
 }
 
 /* A killed waiter leaves nothing that would hold the others up. */
 static void test_killed_waiter(void **state)
 {
-    (void)state;
-    struct world world;
-    open_world(&world, 2, 0);
-    pid_t pid = start(&world, 1, 1);
+    struct world *world = *state;
+    open_world(world, 2, 0);
+    pid_t pid = start(world, 1, 1);
     sleep_ms(20);
     kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
-    control_raise_epoch(world.control);
-    pid = start(&world, 1, 50);
-    assert_int_equal(run_rounds(&world, 0, 50), 0);
-    int status;
-    waitpid(pid, &status, 0);
-    assert_int_equal(status, 0);
-    close_world(&world);
+    assert_true(WIFSIGNALED(end_child(world, pid)));
+    control_raise_epoch(world->control);
+    pid = start(world, 1, 50);
+    assert_int_equal(run_rounds(world, 0, 50), 0);
+    assert_int_equal(end_child(world, pid), 0);
+    close_world(world);
 }
 
 /* What a stalled worker writes late carries its old epoch. */
 static void test_late_arrival(void **state)
 {
-    (void)state;
-    struct world world;
-    open_world(&world, 2, 0);
+    struct world *world = *state;
+    open_world(world, 2, 0);
     struct exchange mine, late;
-    attach(&world, 0, &mine);
-    attach(&world, 1, &late);
-    control_raise_epoch(world.control);
+    attach(world, 0, &mine);
+    attach(world, 1, &late);
+    control_raise_epoch(world->control);
     exchange_reset(&mine, 2);
     late.sequence = 7; /* far ahead, in epoch 1 */
     assert_int_equal(late.method->barrier(&late), -ESTALE);
-    pid_t pid = fork();
+    pid_t pid = fork_child(world);
     if (pid == 0)
         _exit(mine.method->barrier(&mine) == 0 ? 0 : 1);
     sleep_ms(30);
-    int status;
-    assert_int_equal(waitpid(pid, &status, WNOHANG), 0); /* still waiting */
+    assert_int_equal(waitpid(pid, NULL, WNOHANG), 0); /* still waiting */
     exchange_reset(&late, 2);
     assert_int_equal(late.method->barrier(&late), 0);
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(status, 0);
+    assert_int_equal(end_child(world, pid), 0);
     exchange_detach(&mine);
     exchange_detach(&late);
-    close_world(&world);
+    close_world(world);
 }
 
 static void test_layout(void **state)
@@ -227,11 +257,13 @@ static void test_layout(void **state)
     assert_int_equal(exchange_candidates(&facts), 0);
 }
 
+#define WORLD_TEST(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rounds),       cmocka_unit_test(test_epoch),  cmocka_unit_test(test_killed_waiter),
-        cmocka_unit_test(test_late_arrival), cmocka_unit_test(test_layout),
+        WORLD_TEST(test_rounds),       WORLD_TEST(test_epoch),        WORLD_TEST(test_killed_waiter),
+        WORLD_TEST(test_late_arrival), cmocka_unit_test(test_layout),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #define CHUNK 64u
+#define PATIENCE_MS 20000
 
 struct oracle {
     int32_t *tokens;
@@ -117,7 +118,7 @@ static struct likeness liken(const char *what, const float *got, const float *wa
     return like;
 }
 
-static void check_oracle(int which)
+static void check_oracle(struct engine *engine, int which)
 {
     static const char *const files[] = {"oracles/glm-a/oracle.safetensors", "oracles/glm-b/oracle.safetensors"};
     struct oracle oracle;
@@ -126,16 +127,15 @@ static void check_oracle(int which)
     float *logits = calloc(values, sizeof(float)), *draft = calloc(values, sizeof(float));
     for (int f32 = 0; f32 < 2; f32++)
         for (int dense = 0; dense < 2; dense++) {
-            struct engine engine;
             const struct engine_options options = {.container = containers[which],
                                                    .workers = 1,
                                                    .threads = 2,
                                                    .activations = f32 ? ACTIVATIONS_F32 : 0,
                                                    .kv = f32 ? KV_F32 : 0,
                                                    .index_topk = dense ? 4096 : 0};
-            engine_open(&engine, &options);
-            engine_score(&engine, oracle.tokens, oracle.count, CHUNK, 0, logits, draft);
-            engine_close(&engine);
+            engine_open(engine, &options);
+            engine_score(engine, oracle.tokens, oracle.count, CHUNK, 0, logits, draft);
+            engine_close(engine);
             char what[64];
             snprintf(what, sizeof what, "glm-%c, %s activations, %s", 'a' + which, f32 ? "f32" : "int8",
                      dense ? "dense" : "sparse");
@@ -161,14 +161,12 @@ static void check_oracle(int which)
 
 static void test_oracle_a(void **state)
 {
-    (void)state;
-    check_oracle(0);
+    check_oracle(*state, 0);
 }
 
 static void test_oracle_b(void **state)
 {
-    (void)state;
-    check_oracle(1);
+    check_oracle(*state, 1);
 }
 
 /* Decimal ids of tests/oracles/score.tokens, the first `count`. */
@@ -187,7 +185,7 @@ static int32_t *read_tokens(uint32_t count)
 
 static void test_same_bits(void **state)
 {
-    (void)state;
+    struct engine *engine = *state;
     static const struct variant {
         uint32_t workers, threads, chunk, slots, nodes, isa;
     } variants[] = {
@@ -205,7 +203,6 @@ static void test_same_bits(void **state)
     for (size_t m = 0; m < 3; m++)
         for (size_t v = 0; v < sizeof variants / sizeof variants[0]; v++) {
             const struct variant *variant = &variants[v];
-            struct engine engine;
             const struct engine_options options = {.container = containers[2],
                                                    .workers = variant->workers,
                                                    .threads = variant->threads,
@@ -217,14 +214,14 @@ static void test_same_bits(void **state)
                                                    .index_topk = modes[m].index_topk};
             if (m > 0 && v % 4 != 0 && v != 6)
                 continue; /* the rarer modes take fewer splits */
-            engine_open(&engine, &options);
-            engine_score(&engine, tokens, count, variant->chunk, 0, v ? got[0] : want[0], v ? got[1] : want[1]);
+            engine_open(engine, &options);
+            engine_score(engine, tokens, count, variant->chunk, 0, v ? got[0] : want[0], v ? got[1] : want[1]);
             if (v) { /* once more over the same pool, now warm, other pages */
-                engine_score(&engine, tokens, count, variant->chunk, 5, got[0], got[1]);
+                engine_score(engine, tokens, count, variant->chunk, 5, got[0], got[1]);
                 assert_memory_equal(got[0], want[0], values * 4);
                 assert_memory_equal(got[1], want[1], values * 4 - 4096 * 4);
             }
-            engine_close(&engine);
+            engine_close(engine);
         }
     for (int i = 0; i < 2; i++) {
         free(want[i]);
@@ -236,15 +233,14 @@ static void test_same_bits(void **state)
 /* Two sequences and a draft in one STEP, each row as if it were alone. */
 static void test_sequences(void **state)
 {
-    (void)state;
+    struct engine *engine = *state;
     enum { FIRST = 90, SECOND = 20, VOCAB = 4096 };
-    struct engine engine;
     const struct engine_options options = {.container = containers[2], .workers = 2, .threads = 1};
     int32_t *tokens = read_tokens(FIRST + SECOND), *second = tokens + FIRST;
     float *alone = calloc((size_t)(FIRST + SECOND) * VOCAB, 4), *drafts = calloc((size_t)(FIRST + SECOND) * VOCAB, 4);
-    engine_open(&engine, &options);
-    engine_score(&engine, tokens, FIRST, 45, 0, alone, drafts);
-    engine_score(&engine, second, SECOND, SECOND, 8, alone + (size_t)FIRST * VOCAB, drafts + (size_t)FIRST * VOCAB);
+    engine_open(engine, &options);
+    engine_score(engine, tokens, FIRST, 45, 0, alone, drafts);
+    engine_score(engine, second, SECOND, SECOND, 8, alone + (size_t)FIRST * VOCAB, drafts + (size_t)FIRST * VOCAB);
 
     /* The last 5 rows of the first and all of the second together, other pages for the second. The first's last next is
      * unknown. */
@@ -271,16 +267,16 @@ static void test_sequences(void **state)
                               .tokens = ids,
                               .next = next};
     struct step_done done;
-    assert_int_equal(engine_step(&engine, &step, &done), 0);
+    assert_int_equal(engine_step(engine, &step, &done), 0);
     assert_int_equal(done.logit_rows, 1 + SECOND);
-    const float *got = exchange_logits(&engine.exchange, &engine.layout, 0),
-                *draft = exchange_logits(&engine.exchange, &engine.layout, 1);
+    const float *got = exchange_logits(&engine->exchange, &engine->layout, 0),
+                *draft = exchange_logits(&engine->exchange, &engine->layout, 1);
     assert_memory_equal(got, alone + (size_t)(FIRST - 1) * VOCAB, VOCAB * 4);
     assert_memory_equal(got + VOCAB, alone + (size_t)FIRST * VOCAB, (size_t)SECOND * VOCAB * 4);
     assert_memory_equal(draft + VOCAB, drafts + (size_t)FIRST * VOCAB, (size_t)(SECOND - 1) * VOCAB * 4);
     for (uint32_t i = 0; i < VOCAB; i++) /* no draft where the next token is unknown */
         assert_true(draft[i] == 0.0f && draft[(size_t)SECOND * VOCAB + i] == 0.0f);
-    engine_close(&engine);
+    engine_close(engine);
     free(alone);
     free(drafts);
     free(tokens);
@@ -289,21 +285,20 @@ static void test_sequences(void **state)
 /* Numbers are a promise: these sums may change only together with "numerics" in calypte.json. */
 static void test_checksum(void **state)
 {
-    (void)state;
+    struct engine *engine = *state;
     enum { TOKENS = 100, VOCAB = 4096 };
     static const uint64_t want[2] = {UINT64_C(0x61dd18e29b0d3969), UINT64_C(0x0f95abf650503895)};
     int32_t *tokens = read_tokens(TOKENS);
     float *logits = calloc((size_t)TOKENS * VOCAB, 4), *draft = calloc((size_t)TOKENS * VOCAB, 4);
     for (int f32 = 0; f32 < 2; f32++) {
-        struct engine engine;
         const struct engine_options options = {.container = containers[2],
                                                .workers = 1,
                                                .threads = 2,
                                                .activations = f32 ? ACTIVATIONS_F32 : 0,
                                                .kv = f32 ? KV_F32 : 0};
-        engine_open(&engine, &options);
-        engine_score(&engine, tokens, TOKENS, CHUNK, 0, logits, draft);
-        engine_close(&engine);
+        engine_open(engine, &options);
+        engine_score(engine, tokens, TOKENS, CHUNK, 0, logits, draft);
+        engine_close(engine);
         uint64_t sum =
             XXH3_64bits(logits, (size_t)TOKENS * VOCAB * 4) ^ XXH3_64bits(draft, (size_t)(TOKENS - 1) * VOCAB * 4);
         print_message("logits of the bundled model, %s: %016llx\n", f32 ? "f32" : "int8", (unsigned long long)sum);
@@ -339,10 +334,23 @@ static void flip_byte(const char *path, off_t offset)
     close(fd);
 }
 
+/* Until iod reads nothing any more, and has nothing to read. */
+static void await_loads(const struct engine *engine)
+{
+    bool quiet = false;
+    for (int ms = 0; !quiet && ms < PATIENCE_MS; ms++) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        quiet = !engine_has_asked(engine) && atomic_load(&engine->control->iod.asleep);
+        for (uint32_t i = 0; i < engine->facts.pool_slots; i++)
+            quiet &= slot_state_of(atomic_load(&engine->workers[0].model->pool.slots[i].state)) != SLOT_LOADING;
+    }
+    assert_true(quiet);
+}
+
 /* A byte of every expert of layer 3 is wrong: the step ends with the name of one; mended, the next step is right. */
 static void test_failed_expert(void **state)
 {
-    (void)state;
+    struct engine *engine = *state;
     struct error error;
     struct container *container;
     char *folder = fixture_join(scratch, "flipped"), *source = fixture_path("model");
@@ -352,26 +360,26 @@ static void test_failed_expert(void **state)
     const struct expert_file *file = &container->experts[model_moe_index(&container->config, 3)];
     int32_t *tokens = read_tokens(30);
     struct step_done done;
-    struct engine engine;
     const struct engine_options options = {.container = folder, .workers = 2, .threads = 2};
-    engine_open(&engine, &options);
+    engine_open(engine, &options);
     for (int round = 0; round < 2; round++) {
         for (uint32_t e = 0; e < container->config.experts; e++)
             flip_byte(file->header.path, (off_t)(file->offsets[e] + 5 * container->slice_bytes + 11));
-        int status = step_rows(&engine, tokens, 30, &done);
+        int status = step_rows(engine, tokens, 30, &done);
         if (round == 0) {
             assert_int_equal(status, -EIO);
             assert_true(done.status == -EIO && done.layer == 3 && done.expert < container->config.experts);
             assert_true(done.slice == 5 && done.code == EBADMSG);
-            print_message("%s\n", engine.workers[0].error.text);
+            print_message("%s\n", engine->workers[0].error.text);
         } else {
             if (status < 0)
-                fail_msg("after mending: %d %s", status, engine.workers[0].error.text);
+                fail_msg("after mending: %d %s", status, engine->workers[0].error.text);
         }
-        for (uint32_t i = 0; i < engine.facts.pool_slots; i++)
-            assert_int_equal(slot_pins_of(atomic_load(&engine.workers[0].model->pool.slots[i].state)), 0);
+        await_loads(engine); /* one that began before the mending may bring the old bytes */
+        for (uint32_t i = 0; i < engine->facts.pool_slots; i++)
+            assert_int_equal(slot_pins_of(atomic_load(&engine->workers[0].model->pool.slots[i].state)), 0);
     }
-    engine_close(&engine);
+    engine_close(engine);
     container_close(container);
     free(tokens);
     free(folder);
@@ -381,47 +389,50 @@ static void test_failed_expert(void **state)
  * be run again. */
 static void test_epoch(void **state)
 {
-    (void)state;
+    struct engine *engine = *state;
     int32_t *tokens = read_tokens(30);
     float *want = calloc(4096, 4);
     struct step_done done;
     for (uint32_t workers = 1; workers <= 3; workers += 2) {
-        struct engine engine;
         const struct engine_options options = {.container = containers[2], .workers = workers, .threads = 2};
-        engine_open(&engine, &options);
-        engine_stop_iod(&engine);
+        engine_open(engine, &options);
+        engine_stop_iod(engine);
         const uint32_t pages[] = {0};
         const struct step_sequence sequence = {.rows = 30, .logits = LOGITS_LAST, .pages = 1, .page_ids = pages};
         const struct step step = {
             .id = 9, .epoch = 1, .sequences = 1, .rows = 30, .sequence = &sequence, .tokens = tokens, .next = tokens};
-        engine_begin(&engine, &step);
-        nanosleep(&(struct timespec){.tv_nsec = 50 * 1000 * 1000}, NULL);
-        assert_int_equal(control_raise_epoch(engine.control), 2);
-        assert_int_equal(engine_finish(&engine, &done), -ESTALE);
+        engine_begin(engine, &step);
+        for (int ms = 0; !engine_has_asked(engine) && ms < PATIENCE_MS; ms++)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        assert_true(engine_has_asked(engine)); /* it has asked for experts, and now waits */
+        assert_int_equal(control_raise_epoch(engine->control), 2);
+        assert_int_equal(engine_finish(engine, &done), -ESTALE);
         assert_int_equal(done.status, -ESTALE);
         for (uint32_t w = 0; w < workers; w++)
-            model_acknowledge(engine.workers[w].model, 2);
-        assert_int_equal(atomic_load(&engine.control->workers[workers - 1].acknowledged), 2);
-        assert_int_equal(engine_step(&engine, &step, &done), -ESTALE); /* the old epoch's STEP is refused at once */
-        engine_start_iod(&engine);
-        assert_int_equal(step_rows(&engine, tokens, 30, &done), 0);
-        const float *got = exchange_logits(&engine.exchange, &engine.layout, 0);
+            model_acknowledge(engine->workers[w].model, 2);
+        assert_int_equal(atomic_load(&engine->control->workers[workers - 1].acknowledged), 2);
+        assert_int_equal(engine_step(engine, &step, &done), -ESTALE); /* the old epoch's STEP is refused at once */
+        engine_start_iod(engine);
+        assert_int_equal(step_rows(engine, tokens, 30, &done), 0);
+        const float *got = exchange_logits(&engine->exchange, &engine->layout, 0);
         if (workers == 1)
             memcpy(want, got, 4096 * 4);
         else
             assert_memory_equal(got, want, 4096 * 4);
-        engine_close(&engine);
+        engine_close(engine);
     }
     free(want);
     free(tokens);
 }
 
+#define ENGINE_TEST(test) cmocka_unit_test_setup_teardown(test, engine_set_up, engine_tear_down)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_oracle_a),  cmocka_unit_test(test_oracle_b), cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_sequences), cmocka_unit_test(test_checksum), cmocka_unit_test(test_failed_expert),
-        cmocka_unit_test(test_epoch),
+        ENGINE_TEST(test_oracle_a),  ENGINE_TEST(test_oracle_b), ENGINE_TEST(test_same_bits),
+        ENGINE_TEST(test_sequences), ENGINE_TEST(test_checksum), ENGINE_TEST(test_failed_expert),
+        ENGINE_TEST(test_epoch),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

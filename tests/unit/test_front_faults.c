@@ -394,7 +394,8 @@ static void test_workers_at_fault(void **state)
     atomic_store(&fixture->mode, WORKER_LIES);
     fixture_check_error(fixture_ask(fixture, GENERATE), "model_error", NULL, "rows of logits");
     atomic_store(&fixture->mode, WORKER_EXPERT_FAILS);
-    fixture_check_error(fixture_ask(fixture, GENERATE), "model_error", NULL, "expert 17 of layer 3, slice 2");
+    fixture_check_error(fixture_ask(fixture, GENERATE), "model_error", NULL,
+                        "expert 17 of layer 3, slice 2, in experts-0-00003.safetensors: ");
     atomic_store(&fixture->mode, WORKER_GOOD);
     check_generate(fixture, fixture_ask(fixture, GENERATE));
     json_t *answer = fixture_ask(fixture, "{\"op\":\"stats\"}");
@@ -419,6 +420,20 @@ static void test_lost_step(void **state)
     atomic_store(&fixture->mode, WORKER_HOLDS);
     fixture_send(channel, GENERATE);
     sleep(3);
+    atomic_store(&fixture->mode, WORKER_GOOD);
+    check_generate(fixture, fixture_receive(channel));
+    channel_close(channel);
+}
+
+/* A worker that died again and again while the front connected is reached when it is back. */
+static void test_broken_connections(void **state)
+{
+    struct fixture *fixture = *state;
+    atomic_store(&fixture->mode, WORKER_BREAKS);
+    sleep(1);
+    struct channel *channel = fixture_dial(fixture);
+    fixture_send(channel, GENERATE);
+    usleep(300000);
     atomic_store(&fixture->mode, WORKER_GOOD);
     check_generate(fixture, fixture_receive(channel));
     channel_close(channel);
@@ -502,7 +517,6 @@ static void test_stopped(void **state)
         fixture_wait_status(fixture, i < 2 ? "running" : "queued", i < 2 ? i + 1 : 1);
         assert_int_equal(pthread_create(&waiting[i].thread, NULL, wait_for_answer, &waiting[i]), 0);
     }
-    usleep(50000);
     kill(fixture->front, SIGTERM);
     assert_int_equal(waitpid(fixture->front, &status, 0), fixture->front);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -527,8 +541,9 @@ int main(void)
         FRONT_TEST(test_client_gone),    FRONT_TEST(test_connects_and_goes),
         FRONT_TEST(test_resent),         FRONT_TEST(test_many_contexts),
         FRONT_TEST(test_epoch),          FRONT_TEST(test_workers_at_fault),
-        FRONT_TEST(test_lost_step),      FRONT_TEST(test_unfetched),
-        FRONT_TEST(test_idle),           FRONT_TEST(test_stopped),
+        FRONT_TEST(test_lost_step),      FRONT_TEST(test_broken_connections),
+        FRONT_TEST(test_unfetched),      FRONT_TEST(test_idle),
+        FRONT_TEST(test_stopped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -138,12 +138,12 @@ static bool exists(const struct instance *instance, const char *file)
     return access(path, F_OK) == 0;
 }
 
-/* A process with the arguments of a child of that instance, which ignores SIGTERM. */
-static pid_t start_orphan(const char *name, const char *folder)
+/* A process with the arguments of a child of that instance, which ignores SIGTERM and calls itself `program`. */
+static pid_t start_orphan(const char *program, const char *name, const char *folder)
 {
     pid_t pid = fork();
     if (pid == 0) {
-        execl("/bin/sh", "sh", "-c", "trap '' TERM; while :; do sleep 1; done", "calypte-worker", "--instance", name,
+        execl("/bin/sh", program, "-c", "trap '' TERM; while :; do sleep 1; done", "calypte-worker", "--instance", name,
               "--rundir", folder, "--parent", "1", (char *)NULL);
         _exit(1);
     }
@@ -176,11 +176,15 @@ static void test_cleans(void **state)
     int fd = shm_open(segment, O_CREAT | O_RDWR, 0600);
     assert_true(fd >= 0);
     close(fd);
-    pid_t orphan = start_orphan(scratch->name, instance.folder);
+    pid_t orphan = start_orphan("calypte-worker", scratch->name, instance.folder);
+    pid_t debugger = start_orphan("/usr/bin/gdb", scratch->name, instance.folder);
     assert_int_equal(instance_clean(&instance, &error), 0);
     int exit_status;
     assert_int_equal(waitpid(orphan, &exit_status, WNOHANG), orphan); /* it is gone already */
     assert_true(WIFSIGNALED(exit_status) && WTERMSIG(exit_status) == SIGKILL);
+    assert_int_equal(waitpid(debugger, &exit_status, WNOHANG), 0); /* a name of another's is another's process */
+    kill(debugger, SIGKILL);
+    waitpid(debugger, NULL, 0);
     assert_false(exists(&instance, "api.ipc"));
     assert_false(exists(&instance, "calypte-iod.pid"));
     assert_true(exists(&instance, "calypte-iod.log"));
@@ -200,7 +204,7 @@ static void test_spares_namesake(void **state)
     int fd = shm_open(segment, O_CREAT | O_RDWR, 0600);
     assert_true(fd >= 0);
     close(fd);
-    pid_t other = start_orphan(scratch->name, "/another/folder");
+    pid_t other = start_orphan("calypte-worker", scratch->name, "/another/folder");
     assert_int_equal(instance_take(scratch->name, &instance, &error), 0);
     assert_int_equal(instance_clean(&instance, &error), -EBUSY);
     assert_non_null(strstr(error.text, "/another/folder"));

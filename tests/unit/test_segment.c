@@ -131,7 +131,7 @@ static void race_for_space(const int gate[2])
     if (status < 0)
         _exit(status == -ENOSPC && strstr(error.text, "25165824 bytes") && segment_unlink(instance, part) == 0 ? 1 : 2);
     memset((char *)a.base + sizeof(struct segment_header), 1, a.bytes - sizeof(struct segment_header));
-    usleep(300000);
+    usleep(300000); /* keeps it while the others try */
     _exit(0);
 }
 
@@ -250,6 +250,21 @@ static void test_unlink_all(void **state)
     assert_int_equal(segment_unlink_all(other), 1);
 }
 
+/* Until the process sleeps in a system call. */
+static void wait_asleep(pid_t pid)
+{
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    for (int ms = 0; state != 'S' && ms < 20000; ms++) {
+        usleep(1000);
+        FILE *file = fopen(path, "r");
+        assert_non_null(file);
+        assert_int_equal(fscanf(file, "%*d (%*[^)]) %c", &state), 1);
+        fclose(file);
+    }
+    assert_int_equal(state, 'S');
+}
+
 /* A sleeper in another process is woken; one that was killed asleep disturbs nobody. */
 static void test_futex_across_processes(void **state)
 {
@@ -268,7 +283,8 @@ static void test_futex_across_processes(void **state)
             futex_wait(word, 0, -1);
         _exit(7);
     }
-    usleep(50000);
+    wait_asleep(victim);
+    wait_asleep(sleeper);
     kill(victim, SIGKILL);
     waitpid(victim, NULL, 0);
     assert_int_equal(futex_wait(word, 0, 20), -ETIMEDOUT);

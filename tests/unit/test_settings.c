@@ -106,6 +106,20 @@ static void test_percentages_and_names(void **state)
     assert_string_equal(nearest_name("wrokers", names, 3), "workers");
     assert_string_equal(nearest_name("Pools", names, 3), "pool");
     assert_null(nearest_name("completely_different", names, 3));
+    static const char *const short_names[] = {"on", "off", "max"};
+    assert_null(nearest_name("x", short_names, 3));
+    assert_null(nearest_name("of", &short_names[2], 1));
+    assert_null(nearest_name("mop", short_names, 3)); /* two letters of three: anything */
+    assert_string_equal(nearest_name("mas", short_names, 3), "max");
+    static const char *const not_real[] = {"", " 3", "3 ", "0x10", "inf", "nan", "+1", "1e", "--1", "1,5"};
+    double number = 7;
+    for (size_t i = 0; i < sizeof not_real / sizeof not_real[0]; i++)
+        assert_int_equal(parse_real(not_real[i], -10, 10, &number), -EINVAL);
+    assert_int_equal(parse_real("11", -10, 10, &number), -ERANGE);
+    assert_int_equal(parse_real("1e999", -10, 1e308, &number), -ERANGE);
+    assert_true(number == 7);
+    assert_int_equal(parse_real("-2.5e-1", -10, 10, &number), 0);
+    assert_true(number == -0.25);
 }
 
 static void test_defaults(void **state)

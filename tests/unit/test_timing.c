@@ -63,13 +63,12 @@ static uint64_t sum_of(const struct step_done *done)
 
 static void test_parts_are_the_step(void **state)
 {
-    (void)state;
-    struct engine engine;
+    struct engine *engine = *state;
     const struct engine_options options = {.container = container, .workers = 2, .threads = 2, .max_rows = ROWS};
-    engine_open(&engine, &options);
+    engine_open(engine, &options);
 
     struct step_done done;
-    uint64_t wall = run_step(&engine, &done);
+    uint64_t wall = run_step(engine, &done);
     assert_true(done.step_ns <= wall);
     assert_true(done.part_ns[PART_WAIT] > 0); /* the pool was empty */
     for (int p = 0; p < STEP_PARTS; p++)
@@ -80,7 +79,7 @@ static void test_parts_are_the_step(void **state)
     memcpy(parts, done.part_ns, sizeof parts);
     double best = 0;
     for (int i = 0; i < TRIES; i++) {
-        wall = run_step(&engine, &done);
+        wall = run_step(engine, &done);
         assert_int_equal(done.part_ns[PART_WAIT], 0); /* now everything is there */
         assert_int_equal(done.misses, 0);
         assert_int_equal(sum_of(&done), done.step_ns);
@@ -97,13 +96,13 @@ static void test_parts_are_the_step(void **state)
     if (best < 0.98)
         fail_msg("the parts are %.1f %% of the time of a step at best", best * 100);
 
-    const struct worker_line *line = &engine.control->workers[0];
+    const struct worker_line *line = &engine->control->workers[0];
     assert_int_equal(atomic_load(&line->steps), TRIES + 1);
     assert_int_equal(atomic_load(&line->step_ns), total);
     assert_int_equal(atomic_load(&line->matmul_ns), matmul);
     for (int p = 0; p < STEP_PARTS; p++)
         assert_int_equal(atomic_load(&line->part_ns[p]), parts[p]);
-    engine_close(&engine);
+    engine_close(engine);
 }
 
 /* The clock is charged to the part that is left. */
@@ -126,11 +125,13 @@ static void test_part_changes(void **state)
                      team.part_since - start);
 }
 
+#define ENGINE_TEST(test) cmocka_unit_test_setup_teardown(test, engine_set_up, engine_tear_down)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_part_changes),
-        cmocka_unit_test(test_parts_are_the_step),
+        ENGINE_TEST(test_parts_are_the_step),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

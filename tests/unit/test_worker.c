@@ -37,8 +37,11 @@ static struct step step_of(uint32_t epoch)
 static int set_up(void **state)
 {
     (void)state;
+    void *fixture;
+    if (engine_set_up(&fixture) < 0)
+        return -1;
+    struct engine *engine = fixture;
     struct error error;
-    struct engine engine;
     struct step_done done;
     char *source = fixture_path("model");
     scratch = fixture_scratch();
@@ -50,12 +53,12 @@ static int set_up(void **state)
     for (uint32_t i = 0; i < ROWS; i++)
         tokens[i] = (int32_t)(i * 37 % 4000);
     const struct engine_options options = {.container = container, .workers = 1, .threads = 1};
-    engine_open(&engine, &options);
+    engine_open(engine, &options);
     const struct step step = step_of(1);
-    assert_int_equal(engine_step(&engine, &step, &done), 0);
-    memcpy(want, exchange_logits(&engine.exchange, &engine.layout, 0), sizeof want);
-    engine_close(&engine);
-    return 0;
+    assert_int_equal(engine_step(engine, &step, &done), 0);
+    memcpy(want, exchange_logits(&engine->exchange, &engine->layout, 0), sizeof want);
+    engine_close(engine);
+    return engine_tear_down(&fixture);
 }
 
 static int tear_down(void **state)
@@ -174,23 +177,22 @@ static void check_answer(const struct engine *engine, const struct step_done *do
 
 static void test_alone(void **state)
 {
-    (void)state;
-    struct engine engine;
+    struct engine *engine = *state;
     struct process worker;
     const struct engine_options options = {.container = container, .workers = 1, .threads = 2, .processes = true};
-    engine_open(&engine, &options);
-    start_worker(&engine, 0, &worker);
+    engine_open(engine, &options);
+    start_worker(engine, 0, &worker);
     struct step step = step_of(1);
     send_step(&worker, &step);
     struct step_done done = receive_done(&worker);
-    check_answer(&engine, &done, 1);
-    assert_true(done.misses > 0 && atomic_load(&engine.control->workers[0].steps) == 1);
+    check_answer(engine, &done, 1);
+    assert_true(done.misses > 0 && atomic_load(&engine->control->workers[0].steps) == 1);
 
     /* The same STEP sent again is answered again, not run again. */
     send_step(&worker, &step);
     done = receive_done(&worker);
-    check_answer(&engine, &done, 1);
-    assert_int_equal(atomic_load(&engine.control->workers[0].steps), 1);
+    check_answer(engine, &done, 1);
+    assert_int_equal(atomic_load(&engine->control->workers[0].steps), 1);
 
     /* A message that is none is answered, and the worker lives. */
     struct error error;
@@ -202,49 +204,49 @@ static void test_alone(void **state)
     unsigned long before = cpu_ticks(worker.pid);
     nanosleep(&(struct timespec){.tv_nsec = 700000000}, NULL);
     assert_true(cpu_ticks(worker.pid) - before <= 1);
-    assert_int_equal(control_raise_epoch(engine.control), 2);
-    wait_acknowledged(&engine, 0, 2);
+    assert_int_equal(control_raise_epoch(engine->control), 2);
+    wait_acknowledged(engine, 0, 2);
     send_step(&worker, &step);
     assert_int_equal(receive_done(&worker).status, -ESTALE);
     step = step_of(2);
     send_step(&worker, &step);
     done = receive_done(&worker);
-    check_answer(&engine, &done, 2);
+    check_answer(engine, &done, 2);
     assert_int_equal(stop_worker(&worker, SIGTERM), 0);
-    engine_close(&engine);
+    engine_close(engine);
 }
 
 /* Both wait, one for experts, one for the other; one is killed: the other abandons the step; started again, they do it. */
 static void test_neighbour_dies(void **state)
 {
-    (void)state;
+    struct engine *engine = *state;
     for (uint32_t victim = 0; victim < 2; victim++) {
-        struct engine engine;
         struct process workers[2];
         const struct engine_options options = {.container = container, .workers = 2, .threads = 1, .processes = true};
-        engine_open(&engine, &options);
-        engine_stop_iod(&engine);
+        engine_open(engine, &options);
+        engine_stop_iod(engine);
         for (uint32_t w = 0; w < 2; w++)
-            start_worker(&engine, w, &workers[w]);
+            start_worker(engine, w, &workers[w]);
         struct step step = step_of(1);
         for (uint32_t w = 0; w < 2; w++)
             send_step(&workers[w], &step);
-        nanosleep(&(struct timespec){.tv_nsec = 60000000}, NULL);
+        for (int ms = 0; !engine_has_asked(engine) && ms < PATIENCE_MS; ms++)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); /* until the step waits for an expert */
         assert_true(WIFSIGNALED(stop_worker(&workers[victim], SIGKILL)));
-        assert_int_equal(control_raise_epoch(engine.control), 2);
-        wait_acknowledged(&engine, 1 - victim, 2);
+        assert_int_equal(control_raise_epoch(engine->control), 2);
+        wait_acknowledged(engine, 1 - victim, 2);
         if (victim == 1)
             assert_int_equal(receive_done(&workers[0]).status, -ESTALE);
-        engine_start_iod(&engine);
-        start_worker(&engine, victim, &workers[victim]);
+        engine_start_iod(engine);
+        start_worker(engine, victim, &workers[victim]);
         step = step_of(2);
         for (uint32_t w = 0; w < 2; w++)
             send_step(&workers[w], &step);
         struct step_done done = receive_done(&workers[0]);
-        check_answer(&engine, &done, 2);
+        check_answer(engine, &done, 2);
         for (uint32_t w = 0; w < 2; w++)
             assert_int_equal(stop_worker(&workers[w], SIGTERM), 0);
-        engine_close(&engine);
+        engine_close(engine);
     }
 }
 
@@ -261,34 +263,35 @@ static void connect_and_die(const struct engine *engine)
 /* A new front gets through, also when the one before died while it connected. */
 static void test_front_dies(void **state)
 {
-    (void)state;
-    struct engine engine;
+    struct engine *engine = *state;
     struct process worker;
     struct error error;
     char path[256];
     const struct engine_options options = {.container = container, .workers = 1, .threads = 1, .processes = true};
-    engine_open(&engine, &options);
-    start_worker(&engine, 0, &worker);
-    snprintf(path, sizeof path, "%s/worker.0.ipc", engine.rundir);
+    engine_open(engine, &options);
+    start_worker(engine, 0, &worker);
+    snprintf(path, sizeof path, "%s/worker.0.ipc", engine->rundir);
     for (uint32_t epoch = 2; epoch < 6; epoch++) {
         channel_close(worker.channel);
-        connect_and_die(&engine);
-        assert_int_equal(control_raise_epoch(engine.control), epoch);
-        wait_acknowledged(&engine, 0, epoch);
+        connect_and_die(engine);
+        assert_int_equal(control_raise_epoch(engine->control), epoch);
+        wait_acknowledged(engine, 0, epoch);
         if (channel_dial(CHANNEL_PAIR, path, &worker.channel, &error) < 0)
             fail_msg("%s", error.text);
         struct step step = step_of(epoch);
         send_step(&worker, &step);
         struct step_done done = receive_done(&worker);
-        check_answer(&engine, &done, epoch);
+        check_answer(engine, &done, epoch);
     }
     assert_int_equal(stop_worker(&worker, SIGTERM), 0);
-    engine_close(&engine);
+    engine_close(engine);
 }
+
+#define ENGINE_TEST(test) cmocka_unit_test_setup_teardown(test, engine_set_up, engine_tear_down)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_alone), cmocka_unit_test(test_neighbour_dies),
-                                       cmocka_unit_test(test_front_dies)};
+    const struct CMUnitTest tests[] = {ENGINE_TEST(test_alone), ENGINE_TEST(test_neighbour_dies),
+                                       ENGINE_TEST(test_front_dies)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
