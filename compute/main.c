@@ -221,7 +221,8 @@ static int run(struct worker *worker, struct error *ret_error)
 
 int main(int argc, char **argv)
 {
-    struct worker worker = {.signal_fd = -1, .epoch_fd = -1};
+    static struct worker worker = {.signal_fd = -1,
+                                   .epoch_fd = -1}; /* the watcher looks at it until the process ends */
     struct error error = {0};
     int status = heritage_parse(argc, argv, &worker.heritage, &error);
     if (status < 0) {

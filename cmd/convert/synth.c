@@ -192,10 +192,10 @@ static int read_model(const char *like, json_t **ret_config, struct error *ret_e
 static void shorten(json_t *config, const char *list, size_t layers)
 {
     json_t *array = json_object_get(config, list);
+    while (json_array_size(array) > layers && layers > 0)
+        json_array_remove(array, json_array_size(array) - 1);
     if (json_array_size(array) < layers)
         json_object_del(config, list); /* too short for so many layers: the rule behind it counts */
-    while (json_is_array(array) && json_array_size(array) > layers && layers > 0)
-        json_array_remove(array, json_array_size(array) - 1);
 }
 
 /* Applies the options; what they make impossible model_config_parse refuses. */
