@@ -62,6 +62,11 @@ void channel_close(struct channel *channel)
     free(channel);
 }
 
+void channel_abandon(struct channel *channel)
+{
+    free(channel);
+}
+
 static void channel_closep(struct channel **channel)
 {
     channel_close(*channel);

@@ -24,6 +24,10 @@ int channel_listen(enum channel_kind kind, const char *path, struct channel **re
 int channel_dial(enum channel_kind kind, const char *path, struct channel **ret_channel, struct error *ret_error);
 void channel_close(struct channel *channel);
 
+/* For a process that ends soon: forgets a dialled channel and leaves its socket to the end of the process, because
+ * nng_close() of 1.5.2 may wait for ever for a connection that ends at the same moment. */
+void channel_abandon(struct channel *channel);
+
 /* A descriptor that polls readable when a message can be received. */
 int channel_fd(struct channel *channel);
 

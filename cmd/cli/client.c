@@ -34,8 +34,7 @@ int client_open(const struct instance *instance, const char *file, int interrupt
 
 void client_close(struct client *client)
 {
-    if (client->channel)
-        channel_close(client->channel);
+    channel_abandon(client->channel); /* a command must not hang at its end */
     client->channel = NULL;
 }
 
