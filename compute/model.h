@@ -4,7 +4,8 @@
  *   family.c   the table of model families: tensor names, attention, router
  *   forward.c  embedding, layers, dense MLP, logits       attention.c  MLA over the KV cache
  *   indexer.c  which keys a row attends to                moe.c        router, waves, experts
- *   mtp.c      the draft layer                            team.c       threads of a worker, and their meeting with other workers
+ *   demand.c   worker 0 and iod: pins, requests, waves    mtp.c        the draft layer
+ *   team.c     threads of a worker, and their meeting with other workers
  *
  * All threads of all workers run the same functions on the same STEP (SPMD). Names of dimensions: rows = token rows of the step; W
  * workers; own = this worker's part. Every [rows] below has room for facts.max_rows. */
@@ -124,7 +125,7 @@ struct demand {
     uint64_t tick;
     uint32_t wanted, done; /* experts of the layer's rows; computed so far */
     uint32_t *expert;      /* [experts]: wanted ones, ascending */
-    uint8_t *status;       /* [experts]: enum wanted_status of moe.c, by place in `expert` */
+    uint8_t *status;       /* [experts]: enum wanted_status of demand.c, by place in `expert` */
     bool *stale_failure;   /* [experts]: `ref` is a FAILED slot, seen before the request */
     struct slot_ref *ref;  /* [experts] */
     uint64_t hits, misses;

@@ -4,36 +4,11 @@
  * waves: a wave is every wanted expert that it could pin now. It publishes the wave in an exchange; all workers do gate and up of their
  * rows for all (row, expert) pairs of the wave, exchange the SwiGLU values, do down; a barrier; worker 0 unpins. Every pair's result is
  * kept alone and the sum is made at the end in ascending expert id, so the waves leave no trace in the numbers. */
+#include "compute/demand.h"
 #include "compute/family.h"
-#include "compute/model.h"
-#include "shm/futex.h"
 
 #include <math.h>
 #include <string.h>
-#include <unistd.h>
-
-#define RETRY_MS 5 /* while the request ring is full */
-
-/* At the start of an exchange buffer: worker 0 -> all. */
-struct wave_reference {
-    uint32_t expert, slot, generation;
-};
-
-struct wave_list {
-    int32_t status; /* 0, or -EIO with the failed expert */
-    uint32_t count;
-    struct expert_failure failure;
-    struct wave_reference expert[MODEL_MAX_EXPERTS];
-};
-_Static_assert(sizeof(struct wave_list) <= EXCHANGE_WAVE_BYTES, "the wave list has its room at the start of a buffer");
-
-/* A wanted expert on its way, in the eyes of worker 0. */
-enum wanted_status {
-    WANTED_MISSING,   /* to be asked for */
-    WANTED_REQUESTED, /* in iod's hands */
-    WANTED_PINNED,    /* of this wave */
-    WANTED_DONE,
-};
 
 void route_noaux_tc(const struct model *model, const struct layer_weights *weights, float *logits, uint32_t *ret_chosen,
                     float *ret_weight)
@@ -109,10 +84,8 @@ static void route(struct thread *thread, struct batch *batch, uint32_t layer)
     for (uint32_t p = 0; p < pairs; p++)
         state->expert_first[state->chosen[p] + 1]++;
     for (uint32_t e = 0; e < c->experts; e++) {
-        if (state->expert_first[e + 1] > 0) {
-            state->demand.expert[wanted] = e;
-            state->demand.status[wanted++] = WANTED_MISSING;
-        }
+        if (state->expert_first[e + 1] > 0)
+            state->demand.expert[wanted++] = e;
         state->expert_first[e + 1] += state->expert_first[e];
     }
     state->demand.wanted = wanted;
@@ -123,180 +96,6 @@ static void route(struct thread *thread, struct batch *batch, uint32_t layer)
     for (uint32_t e = c->experts; e > 0; e--)
         state->expert_first[e] = state->expert_first[e - 1];
     state->expert_first[0] = 0;
-}
-
-static void ring_doorbell(const struct model *model, _Atomic uint32_t *flag)
-{
-    atomic_thread_fence(memory_order_seq_cst);
-    uint64_t one = 1;
-    if (model->doorbell >= 0 && atomic_load(flag) && write(model->doorbell, &one, sizeof one) < 0)
-        return; /* EAGAIN: the counter is full, so iod will wake anyway */
-}
-
-static uint32_t pool_id(const struct model *model, uint32_t layer, uint32_t expert)
-{
-    return (uint32_t)model_moe_index(&model->facts.config, layer) * model->facts.config.experts + expert;
-}
-
-/* Asks iod for every expert that is still missing. What does not fit in the ring stays missing and is asked for later. */
-static bool request_missing(struct model *model, uint32_t layer)
-{
-    struct demand *demand = &model->state.demand;
-    bool pushed = false, full = false;
-    for (uint32_t i = 0; i < demand->wanted && !full; i++) {
-        if (demand->status[i] != WANTED_MISSING)
-            continue;
-        struct expert_request request = {
-            .expert = pool_id(model, layer, demand->expert[i]), .epoch = model->exchange.epoch, .tick = demand->tick};
-        full = ring_push(&model->control->rings[model->self], &request) < 0;
-        if (!full) {
-            demand->status[i] = WANTED_REQUESTED;
-            pushed = true;
-        }
-    }
-    if (pushed)
-        ring_doorbell(model, &model->control->iod.asleep);
-    return full;
-}
-
-/* Worker 0, once a layer: pins what is there and asks for the rest. A FAILED slot seen here is an old failure: the request makes iod try
- * again, and only another generation's failure is believed. */
-static void demand_begin(struct model *model, uint32_t layer)
-{
-    struct demand *demand = &model->state.demand;
-    demand->tick = atomic_load(&model->line->tick) + 1;
-    atomic_store(&model->line->tick, demand->tick);
-    for (uint32_t i = 0; i < demand->wanted; i++) {
-        struct slot_ref ref = {0};
-        int status = pool_pin(&model->pool, pool_id(model, layer, demand->expert[i]), model->self, demand->tick, &ref);
-        demand->stale_failure[i] = status == -EIO;
-        demand->ref[i] = ref;
-        demand->status[i] = status == 0 ? WANTED_PINNED : WANTED_MISSING;
-        demand->hits += status == 0;
-        demand->misses += status != 0;
-    }
-    request_missing(model, layer);
-}
-
-static int failed(struct model *model, uint32_t layer, uint32_t i, struct slot_ref ref)
-{
-    struct slot *slot = &model->pool.slots[ref.index];
-    model->failure = (struct expert_failure){
-        .layer = layer,
-        .expert = model->state.demand.expert[i],
-        .slice = atomic_load_explicit(&slot->slice, memory_order_relaxed),
-        .code = atomic_load_explicit(&slot->error, memory_order_relaxed),
-    };
-    return -EIO;
-}
-
-/* Pins every wanted expert that is READY now. Returns how many of this wave there are, or -EIO. */
-static int pin_ready(struct model *model, uint32_t layer)
-{
-    struct demand *demand = &model->state.demand;
-    int pinned = 0;
-    for (uint32_t i = 0; i < demand->wanted; i++) {
-        if (demand->status[i] == WANTED_PINNED)
-            pinned++;
-        if (demand->status[i] != WANTED_REQUESTED)
-            continue;
-        struct slot_ref ref;
-        int status = pool_pin(&model->pool, pool_id(model, layer, demand->expert[i]), model->self, demand->tick, &ref);
-        if (status == 0) {
-            demand->status[i] = WANTED_PINNED;
-            demand->ref[i] = ref;
-            pinned++;
-        } else if (status == -EIO && !(demand->stale_failure[i] && demand->ref[i].index == ref.index &&
-                                       demand->ref[i].generation == ref.generation)) {
-            return failed(model, layer, i, ref);
-        }
-    }
-    return pinned;
-}
-
-/* Waits until the next wave has at least one expert. Reads `published` before it looks, so no wake is lost. -EIO, -ESTALE. */
-static int await_wave(struct model *model, uint32_t layer)
-{
-    enum step_part part = model->team.part;
-    int status;
-    for (;;) {
-        uint32_t published = atomic_load(&model->line->published);
-        status = atomic_load(&model->control->epoch) != model->exchange.epoch ? -ESTALE : pin_ready(model, layer);
-        if (status != 0)
-            break;
-        bool full = request_missing(model, layer);
-        if (model->team.part != PART_WAIT)
-            team_part(&model->team, PART_WAIT);
-        futex_wait(&model->line->published, published, full ? RETRY_MS : -1);
-    }
-    if (model->team.part != part)
-        team_part(&model->team, part);
-    return status < 0 ? status : 0;
-}
-
-/* Worker 0's first thread writes the wave (or the failure) into the exchange. -ESTALE: nothing is written, the step is over. */
-static int publish_wave(struct model *model, uint32_t layer, struct wave_list *list)
-{
-    struct demand *demand = &model->state.demand;
-    list->status = await_wave(model, layer);
-    if (list->status == -ESTALE)
-        return -ESTALE;
-    list->failure = model->failure;
-    list->count = 0;
-    for (uint32_t i = 0; list->status == 0 && i < demand->wanted; i++)
-        if (demand->status[i] == WANTED_PINNED)
-            list->expert[list->count++] =
-                (struct wave_reference){demand->expert[i], demand->ref[i].index, demand->ref[i].generation};
-    return 0;
-}
-
-/* Each worker's first thread: reads the list once, checks it, maps its slots. What worker 0 has pinned stays until all are done with it. */
-static int accept_wave(struct model *model, uint32_t layer, const struct wave_list *list)
-{
-    struct state *state = &model->state;
-    int32_t status = list->status;
-    uint32_t count = list->count;
-    if (status < 0) {
-        model->failure = list->failure;
-        return -EIO;
-    }
-    if (count == 0 || count > model->facts.config.experts)
-        return error_set(&model->error, EBADMSG, "worker 0 published a wave of %u experts for layer %u", count, layer);
-    for (uint32_t i = 0; i < count; i++) {
-        struct wave_reference reference = list->expert[i];
-        struct wave_expert *expert = &state->wave[i];
-        uint32_t first = i > 0 ? state->wave[i - 1].expert + 1 : 0;
-        if (reference.expert < first || reference.expert >= model->facts.config.experts)
-            return error_set(&model->error, EBADMSG, "worker 0 published expert %u out of order for layer %u",
-                             reference.expert, layer);
-        expert->expert = reference.expert;
-        for (uint32_t s = 0; s < EXPERT_SLICES; s++) {
-            expert->slice[s] = pool_slice(&model->pool, reference.slot, s);
-            if (!expert->slice[s]) { /* the pool has grown since */
-                int attached = pool_attach_objects(&model->pool, &model->error);
-                if (attached < 0)
-                    return attached;
-                expert->slice[s] = pool_slice(&model->pool, reference.slot, s);
-            }
-            if (!expert->slice[s])
-                return error_set(&model->error, EBADMSG, "worker 0 published slot %u, which the pool does not have",
-                                 reference.slot);
-        }
-    }
-    state->wave_count = count;
-    return 0;
-}
-
-/* After all workers have finished a wave: worker 0 gives its experts back. */
-static void retire_wave(struct model *model)
-{
-    struct demand *demand = &model->state.demand;
-    for (uint32_t i = 0; i < demand->wanted; i++)
-        if (demand->status[i] == WANTED_PINNED) {
-            pool_unpin(&model->pool, demand->ref[i], model->self);
-            demand->status[i] = WANTED_DONE;
-        }
-    ring_doorbell(model, &model->control->iod.starved);
 }
 
 /* y[row] = block rows `own` of one matrix of an expert times the given activation rows; an expert's rows lie in 8 slices. */
@@ -442,7 +241,7 @@ static int run_wave(struct thread *thread, struct batch *batch, uint32_t layer, 
     const struct layer_weights *w = &model->weights.layers[layer];
     int status = 0;
     if (thread->index == 0)
-        status = accept_wave(model, layer, (const struct wave_list *)(const void *)buffer);
+        status = demand_accept_wave(model, layer, (const struct wave_list *)(const void *)buffer);
     status = team_sync(thread, status);
     if (status < 0)
         return status;
@@ -492,7 +291,7 @@ int forward_mlp_moe(struct thread *thread, struct batch *batch, uint32_t layer)
         part_begin(thread, PART_EXPERTS);
     }
     for (;; first = false) {
-        int status = leader ? publish_wave(model, layer, (struct wave_list *)(void *)buffer) : 0;
+        int status = leader ? demand_publish_wave(model, layer, (struct wave_list *)(void *)buffer) : 0;
         status = team_exchange(thread, status);
         if (status == 0)
             status = run_wave(thread, batch, layer, buffer, first && shared);
@@ -508,13 +307,13 @@ int forward_mlp_moe(struct thread *thread, struct batch *batch, uint32_t layer)
         if (status < 0)
             return status;
         if (leader)
-            retire_wave(model);
+            demand_retire_wave(model);
         buffer = exchange_buffer(&model->exchange);
     }
     float *sum = exchange_buffer(&model->exchange);
     combine(thread, batch, shared, sum);
     int status = residual_exchange(thread, batch, sum);
     if (status == 0 && leader)
-        retire_wave(model);
+        demand_retire_wave(model);
     return status;
 }
