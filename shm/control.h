@@ -8,6 +8,7 @@
 #include "proto/model_config.h"
 #include "shm/ring.h"
 #include "shm/segment.h"
+#include "shm/uses.h"
 
 #include <stdatomic.h>
 
@@ -68,6 +69,9 @@ struct iod_line {
      * worker pushes or unpins, then reads the flag and writes the eventfd if it is set. */
     _Alignas(CACHE_LINE) _Atomic uint32_t asleep; /* a request must ring */
     _Atomic uint32_t starved;                     /* an unpin must ring: a demand found no slot to evict */
+    _Atomic uint32_t lookahead;                   /* 1: worker 0 should ask for the next layer's experts ahead */
+    /* How far iod has read the use log: a writer more than half a log ahead rings, where `asleep` is set. */
+    _Atomic uint64_t uses_read;
     /* counters, W: iod, relaxed */
     _Alignas(CACHE_LINE) _Atomic uint64_t loads, load_bytes, reads, read_ns, evictions, failures,
         verified_bytes, demand_ns;
@@ -95,6 +99,7 @@ struct control {
     struct front_line front;
     struct worker_line workers[MAX_WORKERS];
     struct request_ring rings[MAX_WORKERS]; /* worker w -> iod */
+    struct use_log uses;                    /* worker 0 -> iod, tools */
 };
 
 /* Creates the segment with those facts (they are checked first). Thread: the supervisor's main. */
