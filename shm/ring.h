@@ -12,7 +12,7 @@
 #define RING_ENTRIES 2048u /* a power of two, more than any layer has experts */
 
 /* Why a worker asks. A demand is waited for; a lookahead is a guess for the next layer, dropped once that layer has passed. */
-enum request_kind { REQUEST_DEMAND = 0, REQUEST_LOOKAHEAD = 1 };
+enum demand_kind { KIND_DEMAND = 0, KIND_LOOKAHEAD = 1 };
 
 struct expert_request {
     uint32_t expert; /* moe_index * experts + expert */
@@ -20,7 +20,7 @@ struct expert_request {
     /* The worker's tick at the layer that needs the expert: of a demand the tick when it asked, and until the slot's
      * `used` reaches it the expert is owed to the worker; of a lookahead the next tick. */
     uint64_t tick;
-    uint32_t kind; /* enum request_kind; anything else is refused */
+    uint32_t kind; /* enum demand_kind; anything else is refused */
     uint32_t reserved;
 };
 
