@@ -40,7 +40,7 @@ static const struct field glm_moe_dsa_fields[] = {
     {{"index_head_dim"}, FIELD(index_dim), 64, 1024, BLOCK_COLUMNS, -1},
     {{"n_routed_experts", "num_local_experts", "num_experts"}, FIELD(experts), 1, MODEL_MAX_EXPERTS, 1, -1},
     {{"num_experts_per_tok"}, FIELD(top_k), 1, MODEL_MAX_TOP_K, 1, -1},
-    {{"n_shared_experts"}, FIELD(shared_experts), 1, 16, 1, -1},
+    {{"n_shared_experts"}, FIELD(shared_experts), 0, 16, 1, -1},
     {{"moe_intermediate_size"}, FIELD(expert_width), 64, 65536, BLOCK_COLUMNS, -1},
     {{"intermediate_size"}, FIELD(dense_width), 64, 1u << 18, BLOCK_COLUMNS, -1},
     {{"n_group"}, FIELD(n_group), 1, MODEL_MAX_EXPERTS, 1, 1},

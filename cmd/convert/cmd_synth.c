@@ -10,7 +10,7 @@
 enum { FLAG_LIKE, FLAG_LAYERS, FLAG_DENSE, FLAG_EXPERTS, FLAG_MTP, FLAG_SEED, FLAG_JOBS, FLAG_JSON };
 
 static const struct flag flags[] = {
-    [FLAG_LIKE] = {"--like", NULL, "CONFIG", "the shapes: glm-5.2, or the path of a config.json"},
+    [FLAG_LIKE] = {"--like", NULL, "CONFIG", "the shapes: glm-5.2, olmoe, or the path of a config.json"},
     [FLAG_LAYERS] = {"--layers", NULL, "N", "layers without the MTP layer (default: the model's)"},
     [FLAG_DENSE] = {"--dense", NULL, "N", "how many of them, the first ones, have a dense MLP (default: the model's)"},
     [FLAG_EXPERTS] = {"--experts", NULL, "N", "routed experts a layer (default: the model's)"},

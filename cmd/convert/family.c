@@ -33,9 +33,9 @@ static const struct tensor_rule glm_moe_dsa_rules[] = {
     {"mlp.experts.*.gate_proj.weight", SCOPE_MOE, SIZE_EXPERT_WIDTH, SIZE_HIDDEN, TARGET_EXPERT_GATE},
     {"mlp.experts.*.up_proj.weight", SCOPE_MOE, SIZE_EXPERT_WIDTH, SIZE_HIDDEN, TARGET_EXPERT_UP},
     {"mlp.experts.*.down_proj.weight", SCOPE_MOE, SIZE_HIDDEN, SIZE_EXPERT_WIDTH, TARGET_EXPERT_DOWN},
-    {"mlp.shared_experts.gate_proj.weight", SCOPE_MOE, SIZE_SHARED_WIDTH, SIZE_HIDDEN, TARGET_DENSE},
-    {"mlp.shared_experts.up_proj.weight", SCOPE_MOE, SIZE_SHARED_WIDTH, SIZE_HIDDEN, TARGET_DENSE},
-    {"mlp.shared_experts.down_proj.weight", SCOPE_MOE, SIZE_HIDDEN, SIZE_SHARED_WIDTH, TARGET_DENSE},
+    {"mlp.shared_experts.gate_proj.weight", SCOPE_MOE_SHARED, SIZE_SHARED_WIDTH, SIZE_HIDDEN, TARGET_DENSE},
+    {"mlp.shared_experts.up_proj.weight", SCOPE_MOE_SHARED, SIZE_SHARED_WIDTH, SIZE_HIDDEN, TARGET_DENSE},
+    {"mlp.shared_experts.down_proj.weight", SCOPE_MOE_SHARED, SIZE_HIDDEN, SIZE_SHARED_WIDTH, TARGET_DENSE},
 
     {"enorm.weight", SCOPE_MTP, SIZE_NONE, SIZE_HIDDEN, TARGET_F32},
     {"hnorm.weight", SCOPE_MTP, SIZE_NONE, SIZE_HIDDEN, TARGET_F32},
@@ -77,6 +77,7 @@ bool tensor_scope_has(const struct model_config *config, enum tensor_scope scope
     case SCOPE_LAYER: return true;
     case SCOPE_DENSE: return config->layer_kind[layer] == LAYER_DENSE;
     case SCOPE_MOE: return config->layer_kind[layer] == LAYER_MOE;
+    case SCOPE_MOE_SHARED: return config->layer_kind[layer] == LAYER_MOE && config->shared_experts > 0;
     case SCOPE_FULL: return config->indexer_kind[layer] == INDEXER_FULL;
     case SCOPE_SHARED: return config->indexer_kind[layer] == INDEXER_SHARED;
     case SCOPE_MTP: return layer >= config->layers;

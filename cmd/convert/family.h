@@ -9,13 +9,14 @@
 
 /* Where a tensor stands. All but SCOPE_MODEL: once a layer, under "model.layers.<layer>.". */
 enum tensor_scope {
-    SCOPE_MODEL,  /* once, under its full name */
-    SCOPE_LAYER,  /* in every layer, the MTP layer too */
-    SCOPE_DENSE,  /* in dense layers */
-    SCOPE_MOE,    /* in MoE layers */
-    SCOPE_FULL,   /* in layers with an indexer of their own */
-    SCOPE_SHARED, /* in layers that reuse another layer's keys */
-    SCOPE_MTP,    /* in the MTP layer */
+    SCOPE_MODEL,      /* once, under its full name */
+    SCOPE_LAYER,      /* in every layer, the MTP layer too */
+    SCOPE_DENSE,      /* in dense layers */
+    SCOPE_MOE,        /* in MoE layers */
+    SCOPE_MOE_SHARED, /* in MoE layers of a model with shared experts */
+    SCOPE_FULL,       /* in layers with an indexer of their own */
+    SCOPE_SHARED,     /* in layers that reuse another layer's keys */
+    SCOPE_MTP,        /* in the MTP layer */
 };
 
 /* Sizes that a configuration gives. */

@@ -52,6 +52,13 @@ calypte down -n "$NAME"
 calypte score "$SCRATCH/shaped" --tokens "$SCRATCH/tokens" --json >"$SCRATCH/score.json"
 awk -v nll="$(json "$SCRATCH/score.json" .nll)" 'BEGIN { exit !(nll > 8 && nll < 10) }' || fail "nll $(json "$SCRATCH/score.json" .nll)"
 
+note "the built-in shapes, also one without shared experts"
+calypte synth "$SCRATCH/olmoe" --like olmoe --layers 2 --experts 8 2>/dev/null
+calypte info "$SCRATCH/olmoe" --json >"$SCRATCH/info.json"
+[ "$(json "$SCRATCH/info.json" '.shapes | "\(.layers) \(.moe_layers) \(.experts)"')" = "2 2 8" ] || fail "other shapes: $(cat "$SCRATCH/info.json")"
+calypte score "$SCRATCH/olmoe" --tokens "$SCRATCH/tokens" --json >"$SCRATCH/score.json"
+awk -v nll="$(json "$SCRATCH/score.json" .nll)" 'BEGIN { exit !(nll > 10 && nll < 12.5) }' || fail "nll $(json "$SCRATCH/score.json" .nll)" # ln 50304 = 10.8
+
 note "nonsense is refused, and nothing is left of it"
 expect_line 2 '--like.*glm-9.*glm-5.2.*config.json' calypte synth "$SCRATCH/none" --like glm-9
 expect_line 1 'num_experts_per_tok is 8 of 4' calypte synth "$SCRATCH/none" --like glm-5.2 --experts 4

@@ -192,7 +192,7 @@ static const struct {
     {"num_experts_per_tok", "33", "num_experts_per_tok is 33"},
     {"n_routed_experts", "4", "num_experts_per_tok is 8 of 4"},
     {"n_routed_experts", "2048", "n_routed_experts is 2048"},
-    {"n_shared_experts", "0", "n_shared_experts is 0"},
+    {"n_shared_experts", "17", "n_shared_experts is 17"},
     {"n_group", "3", "n_group 3"},
     {"topk_group", "2", "topk_group 2"},
     {"num_nextn_predict_layers", "2", "num_nextn_predict_layers is 2"},
