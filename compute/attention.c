@@ -36,18 +36,17 @@ static int project(struct thread *thread, struct batch *batch, uint32_t layer, f
     struct state *state = &model->state;
     struct projection p = projection_of(c);
     struct range rows = thread_range(thread, batch->rows);
-    for (uint32_t r = rows.first; r < rows.first + rows.count; r++) {
-        float *x = state->x + (size_t)r * c->hidden;
-        model->kernels->rmsnorm(batch->h + (size_t)r * c->hidden, w->input_norm, c->hidden, c->rms_eps, x);
-        activation_set(model, &state->hidden, r, x);
-    }
+    bool full = c->indexer_kind[layer] == INDEXER_FULL; /* its weights are f32 and want x */
+    for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
+        activation_norm(model, &state->hidden, r, batch->h + (size_t)r * c->hidden, w->input_norm, c->rms_eps,
+                        full ? state->x + (size_t)r * c->hidden : NULL);
     team_sync(thread, 0);
     float *buffer = exchange_buffer(&model->exchange);
     matrix_multiply(thread, &w->q_a, &state->hidden, 0, batch->rows, own_range(thread, w->q_a.n / BLOCK_ROWS), buffer,
                     p.width);
     matrix_multiply(thread, &w->kv_a, &state->hidden, 0, batch->rows, own_range(thread, w->kv_a.n / BLOCK_ROWS),
                     buffer + p.kv_a, p.width);
-    if (c->indexer_kind[layer] == INDEXER_FULL) {
+    if (full) {
         part_begin(thread, PART_INDEXER);
         const struct linear *weights = &w->indexer.weights_proj;
         matrix_multiply(thread, &w->indexer.wk, &state->hidden, 0, batch->rows,
@@ -96,8 +95,7 @@ static void finish_projection(struct thread *thread, struct batch *batch, uint32
     struct range rows = thread_range(thread, batch->rows);
     for (uint32_t r = rows.first; r < rows.first + rows.count; r++) {
         const float *row = buffer + (size_t)r * p.width;
-        model->kernels->rmsnorm(row, model->weights.layers[layer].q_a_norm, c->q_lora, c->qk_norm_eps, thread->row);
-        activation_set(model, &state->q_lora, r, thread->row);
+        activation_norm(model, &state->q_lora, r, row, model->weights.layers[layer].q_a_norm, c->qk_norm_eps, NULL);
         if (full) /* chooses anew: all positions, unless index_select says otherwise */
             state->selected_count[r] = SELECT_ALL;
         for (uint32_t h = 0; full && h < c->index_heads; h++)
@@ -237,8 +235,8 @@ static int attention_residual(struct thread *thread, struct batch *batch, uint32
         activation_set(model, &state->o, r, o + r * width);
     team_sync(thread, 0);
     float *buffer = exchange_buffer(&model->exchange);
-    matrix_multiply(thread, &model->weights.layers[layer].o, &state->o, 0, batch->rows,
-                    own_range(thread, c->hidden / BLOCK_ROWS), buffer, c->hidden);
+    matrix_multiply_team(thread, &model->weights.layers[layer].o, &state->o, batch->rows, model->hidden_blocks,
+                         batch->h, buffer, c->hidden);
     return residual_exchange(thread, batch, buffer);
 }
 
@@ -259,15 +257,15 @@ int forward_attention_mla(struct thread *thread, struct batch *batch, uint32_t l
     /* Own heads' queries stay here; index queries go to everybody. The exchange also separates who wrote the cache from
      * who reads it. */
     struct matrix own_q_b = matrix_from(&w->q_b, model->heads.first * qk / BLOCK_ROWS);
-    matrix_multiply(thread, &own_q_b, &state->q_lora, 0, batch->rows, thread_range(thread, own * qk / BLOCK_ROWS),
-                    state->q, (size_t)own * qk);
+    matrix_multiply_team(thread, &own_q_b, &state->q_lora, batch->rows, (struct range){0, own * qk / BLOCK_ROWS}, NULL,
+                         state->q, (size_t)own * qk);
     bool select = c->indexer_kind[layer] == INDEXER_FULL && index_needed(model, batch);
     float *queries = exchange_buffer(&model->exchange);
     if (select) {
         part_begin(thread, PART_INDEXER);
-        matrix_multiply(thread, &w->indexer.wq_b, &state->q_lora, 0, batch->rows,
-                        own_range(thread, w->indexer.wq_b.n / BLOCK_ROWS), queries,
-                        (size_t)c->index_heads * c->index_dim);
+        matrix_multiply_team(thread, &w->indexer.wq_b, &state->q_lora, batch->rows,
+                             worker_range(&model->facts, model->self, w->indexer.wq_b.n / BLOCK_ROWS), NULL, queries,
+                             (size_t)c->index_heads * c->index_dim);
     }
     status = team_exchange(thread, 0);
     if (status == 0 && select)
@@ -281,11 +279,14 @@ int forward_attention_mla(struct thread *thread, struct batch *batch, uint32_t l
         uint32_t together = batch->rows * own / model->team.threads;
         together = together < 1 ? 1 : together > ATTENTION_HEADS ? ATTENTION_HEADS : together;
         uint32_t groups = (own + together - 1) / together;
-        struct range tasks = thread_range(thread, batch->rows * groups);
-        for (uint32_t task = tasks.first; task < tasks.first + tasks.count; task++) {
-            uint32_t head = task % groups * together;
-            attend(thread, batch, layer, task / groups, head, own - head < together ? own - head : together);
-        }
+        /* rows of a prefill have ever more keys */
+        struct team_job job = team_begin(thread, batch->rows * groups, TAIL_ALL);
+        struct range tasks;
+        while (team_take(&job, &tasks))
+            for (uint32_t task = tasks.first; task < tasks.first + tasks.count; task++) {
+                uint32_t head = task % groups * together;
+                attend(thread, batch, layer, task / groups, head, own - head < together ? own - head : together);
+            }
     }
     team_sync(thread, 0);
     status = attention_output(thread, batch, layer, &buffer);

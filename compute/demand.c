@@ -1,5 +1,6 @@
 #include "compute/demand.h"
 
+#include "compute/lookahead.h"
 #include "shm/futex.h"
 
 #include <unistd.h>
@@ -22,21 +23,22 @@ static void ring_doorbell(const struct model *model, _Atomic uint32_t *flag)
         return; /* EAGAIN: the counter is full, so iod will wake anyway */
 }
 
-static uint32_t pool_id(const struct model *model, uint32_t layer, uint32_t expert)
+uint32_t demand_first_id(const struct model *model, uint32_t layer)
 {
-    return (uint32_t)model_moe_index(&model->facts.config, layer) * model->facts.config.experts + expert;
+    return (uint32_t)model_moe_index(&model->facts.config, layer) * model->facts.config.experts;
 }
 
 /* Asks iod for every expert that is still missing. What does not fit in the ring stays missing and is asked for later. */
 static bool request_missing(struct model *model, uint32_t layer)
 {
     struct demand *demand = &model->state.demand;
+    uint32_t first_id = demand_first_id(model, layer);
     bool pushed = false, full = false;
     for (uint32_t i = 0; i < demand->wanted && !full; i++) {
         if (demand->status[i] != WANTED_MISSING)
             continue;
         struct expert_request request = {
-            .expert = pool_id(model, layer, demand->expert[i]), .epoch = model->exchange.epoch, .tick = demand->tick};
+            .expert = first_id + demand->expert[i], .epoch = model->exchange.epoch, .tick = demand->tick};
         full = ring_push(&model->control->rings[model->self], &request) < 0;
         if (!full) {
             demand->status[i] = WANTED_REQUESTED;
@@ -48,23 +50,82 @@ static bool request_missing(struct model *model, uint32_t layer)
     return full;
 }
 
+#define USES_AT_ONCE 64u /* entries that go into the use log together */
+
+/* Which rows chose which of the wanted experts goes into the use log, and what was there into the layer's counts. iod is told before it is
+ * asked, so that it knows the layer's uses when it chooses victims for the layer's misses. */
+static void log_uses(struct model *model, const struct batch *batch, uint32_t layer)
+{
+    const struct state *state = &model->state;
+    struct use_log *log = &model->control->uses;
+    uint32_t first_id = demand_first_id(model, layer);
+    struct use uses[USES_AT_ONCE];
+    uint32_t count = 0, first = USE_LAYER, top_k = model->facts.config.top_k;
+    for (uint32_t i = 0; i < state->demand.wanted; i++) {
+        uint32_t expert = state->demand.expert[i], id = first_id + expert;
+        bool hit = state->demand.status[i] == WANTED_PINNED, answers = false;
+        for (uint32_t p = state->expert_first[expert]; p < state->expert_first[expert + 1]; p++) {
+            uint32_t row = state->pairs[p] / top_k;
+            bool answer = batch_answers(batch, row);
+            answers |= answer;
+            uses[count++] = (struct use){.expert = id,
+                                         .row = batch->source[row],
+                                         .flags = first | (hit ? USE_HIT : 0) | (answer ? 0 : USE_PREFILL),
+                                         .step = (uint32_t)model->step->id};
+            first = 0;
+            if (count == USES_AT_ONCE) {
+                uses_append(log, uses, count);
+                count = 0;
+            }
+        }
+        if (answers)
+            lookahead_count(model, layer, expert, hit);
+    }
+    uses_append(log, uses, count);
+    uint64_t read = atomic_load_explicit(&model->control->iod.uses_read, memory_order_relaxed);
+    if (uses_end(log) - read > USE_ENTRIES / 2)
+        ring_doorbell(model, &model->control->iod.asleep);
+}
+
 /* Worker 0, once a layer: pins what is there and asks for the rest. A FAILED slot seen here is an old failure: the request makes iod try
  * again, and only another generation's failure is believed. */
-void demand_begin(struct model *model, uint32_t layer)
+void demand_begin(struct model *model, const struct batch *batch, uint32_t layer)
 {
     struct demand *demand = &model->state.demand;
+    uint32_t hits = 0, first_id = demand_first_id(model, layer);
     demand->tick = atomic_load(&model->line->tick) + 1;
     atomic_store(&model->line->tick, demand->tick);
     for (uint32_t i = 0; i < demand->wanted; i++) {
         struct slot_ref ref = {0};
-        int status = pool_pin(&model->pool, pool_id(model, layer, demand->expert[i]), model->self, demand->tick, &ref);
+        int status = pool_pin(&model->pool, first_id + demand->expert[i], model->self, demand->tick, &ref);
         demand->stale_failure[i] = status == -EIO;
         demand->ref[i] = ref;
         demand->status[i] = status == 0 ? WANTED_PINNED : WANTED_MISSING;
-        demand->hits += status == 0;
-        demand->misses += status != 0;
+        hits += status == 0;
     }
+    demand->hits += hits;
+    demand->misses += demand->wanted - hits;
+    add_counter(&model->control->layers[layer].hits, hits);
+    add_counter(&model->control->layers[layer].misses, demand->wanted - hits);
+    log_uses(model, batch, layer);
     request_missing(model, layer);
+}
+
+uint32_t demand_guess(struct model *model, uint32_t layer, const uint32_t *experts, uint32_t count)
+{
+    uint32_t pushed = 0, first_id = demand_first_id(model, layer);
+    for (; pushed < count; pushed++) {
+        /* The next layer's tick: every MoE layer adds one. */
+        struct expert_request request = {.expert = first_id + experts[pushed],
+                                         .epoch = model->exchange.epoch,
+                                         .tick = model->state.demand.tick + 1,
+                                         .kind = KIND_LOOKAHEAD};
+        if (ring_push(&model->control->rings[model->self], &request) < 0)
+            break; /* full: it is only a guess */
+    }
+    if (pushed > 0)
+        ring_doorbell(model, &model->control->iod.asleep);
+    return pushed;
 }
 
 static int failed(struct model *model, uint32_t layer, uint32_t i, struct slot_ref ref)
@@ -84,13 +145,14 @@ static int pin_ready(struct model *model, uint32_t layer)
 {
     struct demand *demand = &model->state.demand;
     int pinned = 0;
+    uint32_t first_id = demand_first_id(model, layer);
     for (uint32_t i = 0; i < demand->wanted; i++) {
         if (demand->status[i] == WANTED_PINNED)
             pinned++;
         if (demand->status[i] != WANTED_REQUESTED)
             continue;
         struct slot_ref ref;
-        int status = pool_pin(&model->pool, pool_id(model, layer, demand->expert[i]), model->self, demand->tick, &ref);
+        int status = pool_pin(&model->pool, first_id + demand->expert[i], model->self, demand->tick, &ref);
         if (status == 0) {
             demand->status[i] = WANTED_PINNED;
             demand->ref[i] = ref;

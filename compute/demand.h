@@ -4,6 +4,15 @@
 
 #include "compute/model.h"
 
+/* A sequence with more rows in a step than an answer can have, with its drafts, is a prompt's chunk: nothing in a STEP says which it is,
+ * and the last few rows of a prompt may pass for an answer's. */
+#define ANSWER_ROWS 8u
+
+static inline bool batch_answers(const struct batch *batch, uint32_t row)
+{
+    return batch->sequence[row]->rows <= ANSWER_ROWS;
+}
+
 /* At the start of an exchange buffer: worker 0 -> all. */
 struct wave_reference {
     uint32_t expert, slot, generation;
@@ -17,8 +26,15 @@ struct wave_list {
 };
 _Static_assert(sizeof(struct wave_list) <= EXCHANGE_WAVE_BYTES, "the wave list has its room at the start of a buffer");
 
-/* Worker 0's first thread, once a layer, with demand.expert[0 .. wanted) set: pins what is there and asks for the rest. */
-void demand_begin(struct model *model, uint32_t layer);
+/* Worker 0's first thread, once a layer, with demand.expert[0 .. wanted) and the pairs set: pins what is there, writes the uses into the log,
+ * and asks for the rest. No system call where everything is there. */
+void demand_begin(struct model *model, const struct batch *batch, uint32_t layer);
+
+/* Worker 0's first thread: asks ahead for experts of the MoE layer that follows the running one, in this order. Returns how many were taken. */
+uint32_t demand_guess(struct model *model, uint32_t layer, const uint32_t *experts, uint32_t count);
+
+/* The pool's number of the layer's expert 0; the others follow. */
+uint32_t demand_first_id(const struct model *model, uint32_t layer);
 
 /* Worker 0's first thread: waits until at least one expert is READY and writes the wave (or the failure) into the list. -ESTALE: nothing is
  * written, the step is over. */

@@ -57,8 +57,35 @@ void activation_set(const struct model *model, struct activation *activation, ui
         memcpy(activation->x + at, x, activation->width * sizeof(float));
         return;
     }
-    model->kernels->quantise(x, activation->width, activation->q + at, activation->scales + at / GROUP);
-    model->kernels->sum_groups(activation->q + at, activation->width, activation->sums + at / GROUP);
+    model->kernels->quantise(x, activation->width, activation->q + at, activation->scales + at / GROUP,
+                             activation->sums + at / GROUP);
+}
+
+struct activation activation_at(const struct model *model, void *memory, size_t rows, uint32_t width)
+{
+    struct activation activation = {.width = width};
+    if (model->facts.activations == ACTIVATIONS_F32) {
+        activation.x = memory;
+        return activation;
+    }
+    activation.q = memory;
+    activation.scales = (float *)(void *)(activation.q + rows * width);
+    activation.sums = (int32_t *)(void *)(activation.scales + rows * width / GROUP);
+    return activation;
+}
+
+void activation_norm(const struct model *model, struct activation *activation, uint32_t row, const float *x,
+                     const float *weight, float eps, float *ret_y)
+{
+    size_t at = (size_t)row * activation->width;
+    if (model->facts.activations != ACTIVATIONS_F32) {
+        model->kernels->rmsnorm_quantise(x, weight, activation->width, eps, ret_y, activation->q + at,
+                                         activation->scales + at / GROUP, activation->sums + at / GROUP);
+        return;
+    }
+    model->kernels->rmsnorm(x, weight, activation->width, eps, activation->x + at);
+    if (ret_y)
+        memcpy(ret_y, activation->x + at, activation->width * sizeof(float));
 }
 
 void matrix_multiply(struct thread *thread, const struct matrix *matrix, const struct activation *activation,
@@ -79,14 +106,31 @@ void matrix_multiply(struct thread *thread, const struct matrix *matrix, const s
     matmul_end(thread, begun);
 }
 
-int residual_exchange(struct thread *thread, struct batch *batch, float *buffer)
+/* Block rows of units of two: the last may be one. */
+struct range unit_blocks(struct range blocks, struct range units)
 {
-    const struct model *model = thread->model;
-    uint32_t hidden = model->facts.config.hidden;
-    struct range own = own_range(thread, hidden / BLOCK_ROWS);
-    for (uint32_t r = 0; r < batch->rows; r++)
-        model->kernels->add(batch->h + (size_t)r * hidden + own.first * BLOCK_ROWS, own.count * BLOCK_ROWS,
-                            buffer + (size_t)r * hidden + own.first * BLOCK_ROWS);
+    uint32_t first = 2 * units.first, end = 2 * (units.first + units.count);
+    end = end < blocks.count ? end : blocks.count;
+    return (struct range){blocks.first + first, end - first};
+}
+
+void matrix_multiply_team(struct thread *thread, const struct matrix *matrix, const struct activation *activation,
+                          uint32_t rows, struct range blocks, const float *residual, float *y, size_t stride)
+{
+    struct team_job job = team_begin(thread, block_units(blocks), TAIL_SOME);
+    struct range units;
+    while (team_take(&job, &units)) {
+        struct range run = unit_blocks(blocks, units);
+        size_t first = (size_t)run.first * BLOCK_ROWS;
+        matrix_multiply(thread, matrix, activation, 0, rows, run, y, stride);
+        for (uint32_t r = 0; residual && r < rows; r++)
+            thread->model->kernels->add(residual + r * stride + first, run.count * BLOCK_ROWS, y + r * stride + first);
+    }
+}
+
+int residual_exchange(struct thread *thread, struct batch *batch, const float *buffer)
+{
+    uint32_t hidden = thread->model->facts.config.hidden;
     int status = team_exchange(thread, 0);
     if (status < 0)
         return status;
@@ -96,6 +140,38 @@ int residual_exchange(struct thread *thread, struct batch *batch, float *buffer)
     return 0;
 }
 
+void activation_swiglu(const struct model *model, struct activation *activation, size_t row, struct range groups,
+                       const float *gate, const float *up)
+{
+    size_t at = row * activation->width + (size_t)groups.first * GROUP;
+    if (model->facts.activations == ACTIVATIONS_F32)
+        model->kernels->swiglu(gate, up, groups.count * GROUP, activation->x + at);
+    else
+        model->kernels->swiglu_quantise(gate, up, groups.count * GROUP, activation->q + at,
+                                        activation->scales + at / GROUP, activation->sums + at / GROUP);
+}
+
+void forward_gate_up(struct thread *thread, const struct layer_weights *w, uint32_t rows, struct activation *ret_units)
+{
+    const struct model *model = thread->model;
+    struct range own = worker_range(&model->facts, model->self, w->gate.n / GROUP), run;
+    uint32_t most = gate_room(&model->facts) / rows;
+    struct team_job job = team_begin(thread, own.count, TAIL_SOME);
+    while (team_take(&job, &run))
+        for (uint32_t done = 0; done < run.count;) {
+            struct range groups = {own.first + run.first + done, run.count - done < most ? run.count - done : most};
+            struct range blocks = {0, groups.count * GROUP_BLOCKS};
+            struct matrix gate = matrix_from(&w->gate, groups.first * GROUP_BLOCKS),
+                          up = matrix_from(&w->up, groups.first * GROUP_BLOCKS);
+            size_t columns = (size_t)groups.count * GROUP;
+            matrix_multiply(thread, &gate, &model->state.hidden, 0, rows, blocks, thread->gate, columns);
+            matrix_multiply(thread, &up, &model->state.hidden, 0, rows, blocks, thread->up, columns);
+            for (uint32_t r = 0; r < rows; r++)
+                activation_swiglu(model, ret_units, r, groups, thread->gate + r * columns, thread->up + r * columns);
+            done += groups.count;
+        }
+}
+
 /* h += W_down (silu(W_gate x) * W_up x), x = norm(h). */
 int forward_mlp_dense(struct thread *thread, struct batch *batch, uint32_t layer)
 {
@@ -103,34 +179,18 @@ int forward_mlp_dense(struct thread *thread, struct batch *batch, uint32_t layer
     const struct layer_weights *w = &model->weights.layers[layer];
     const struct model_config *c = &model->facts.config;
     struct state *state = &model->state;
-    uint32_t width = w->gate.n;
     struct range rows = thread_range(thread, batch->rows);
     part_begin(thread, PART_DENSE);
-    for (uint32_t r = rows.first; r < rows.first + rows.count; r++) {
-        float *x = state->x + (size_t)r * c->hidden;
-        model->kernels->rmsnorm(batch->h + (size_t)r * c->hidden, w->post_norm, c->hidden, c->rms_eps, x);
-        activation_set(model, &state->hidden, r, x);
-    }
+    for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
+        activation_norm(model, &state->hidden, r, batch->h + (size_t)r * c->hidden, w->post_norm, c->rms_eps, NULL);
     team_sync(thread, 0);
-    float *buffer = exchange_buffer(&model->exchange);
-    struct range own = own_range(thread, width / BLOCK_ROWS);
-    matrix_multiply(thread, &w->gate, &state->hidden, 0, batch->rows, own, state->gate, width);
-    matrix_multiply(thread, &w->up, &state->hidden, 0, batch->rows, own, state->up, width);
-    for (uint32_t r = 0; r < batch->rows; r++) {
-        size_t at = (size_t)r * width + (size_t)own.first * BLOCK_ROWS;
-        model->kernels->swiglu(state->gate + at, state->up + at, own.count * BLOCK_ROWS, buffer + at);
-    }
+    struct activation inner = activation_at(model, exchange_buffer(&model->exchange), batch->rows, w->gate.n);
+    forward_gate_up(thread, w, batch->rows, &inner);
     int status = team_exchange(thread, 0);
     if (status < 0)
         return status;
-    struct activation hidden_units = state->mlp;
-    hidden_units.width = width;
-    for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
-        activation_set(model, &hidden_units, r, buffer + (size_t)r * width);
-    team_sync(thread, 0);
-    buffer = exchange_buffer(&model->exchange);
-    matrix_multiply(thread, &w->down, &hidden_units, 0, batch->rows, own_range(thread, c->hidden / BLOCK_ROWS), buffer,
-                    c->hidden);
+    float *buffer = exchange_buffer(&model->exchange);
+    matrix_multiply_team(thread, &w->down, &inner, batch->rows, model->hidden_blocks, batch->h, buffer, c->hidden);
     return residual_exchange(thread, batch, buffer);
 }
 
@@ -142,17 +202,18 @@ int forward_logits(struct thread *thread, const float *h, const uint32_t *row, c
     struct range rows = thread_range(thread, state->logit_rows);
     part_begin(thread, PART_HEAD);
     for (uint32_t i = rows.first; i < rows.first + rows.count; i++) {
+        if (row[i] != UINT32_MAX) {
+            activation_norm(model, &state->hidden, i, h + (size_t)row[i] * c->hidden, norm, c->rms_eps, NULL);
+            continue;
+        }
         float *x = state->x + (size_t)i * c->hidden;
-        if (row[i] == UINT32_MAX)
-            memset(x, 0, c->hidden * sizeof(float)); /* the product of zeros is zero */
-        else
-            model->kernels->rmsnorm(h + (size_t)row[i] * c->hidden, norm, c->hidden, c->rms_eps, x);
+        memset(x, 0, c->hidden * sizeof(float)); /* the product of zeros is zero */
         activation_set(model, &state->hidden, i, x);
     }
     team_sync(thread, 0);
     float *logits = exchange_logits(&model->exchange.segment, &model->exchange.layout, draft);
-    matrix_multiply(thread, &model->weights.lm_head, &state->hidden, 0, state->logit_rows,
-                    own_range(thread, c->vocab / BLOCK_ROWS), logits, c->vocab);
+    matrix_multiply_team(thread, &model->weights.lm_head, &state->hidden, state->logit_rows,
+                         worker_range(&model->facts, model->self, c->vocab / BLOCK_ROWS), NULL, logits, c->vocab);
     return team_exchange(thread, 0);
 }
 

@@ -48,9 +48,9 @@ void index_store_key(struct thread *thread, const struct batch *batch, uint32_t 
     if (model->facts.activations == ACTIVATIONS_F32)
         memcpy(to, k, layout->key_bytes);
     else
-        model->kernels->quantise(
-            k, c->index_dim, (int8_t *)to,
-            (float *)(void *)(page + layout->key_scales[layer] + within * layout->key_scale_bytes));
+        model->kernels->quantise(k, c->index_dim, (int8_t *)to,
+                                 (float *)(void *)(page + layout->key_scales[layer] + within * layout->key_scale_bytes),
+                                 NULL);
 }
 
 /* Rotates and quantises the index queries of this thread's rows. */
@@ -78,9 +78,15 @@ static void score_positions(struct thread *thread, const struct batch *batch, ui
     const struct model_config *c = &model->facts.config;
     const struct kv_layout *layout = &model->kv_layout;
     const struct activation *index = &model->state.index;
-    const float *weights = model->state.index_weight + (size_t)row * c->index_heads;
-    float scale = 1.0f / sqrtf((float)c->index_dim);
-    size_t at = (size_t)row * index->width;
+    const struct matmul_row q = activation_row(index, row, NULL);
+    const struct index_queries queries = {.heads = c->index_heads,
+                                          .dim = c->index_dim,
+                                          .q = q.q,
+                                          .scales = q.scales,
+                                          .sums = q.sums,
+                                          .x = q.x,
+                                          .weights = model->state.index_weight + (size_t)row * c->index_heads,
+                                          .scale = 1.0f / sqrtf((float)c->index_dim)};
     for (uint32_t done = 0; done < range.count;) {
         uint32_t position = range.first + done, within = position % layout->page_tokens;
         uint32_t count =
@@ -89,12 +95,10 @@ static void score_positions(struct thread *thread, const struct batch *batch, ui
             kv_page(&model->kv, layout, batch->sequence[row]->page_ids[position / layout->page_tokens]);
         const unsigned char *keys = page + layout->keys[layer] + within * layout->key_bytes;
         if (model->facts.activations == ACTIVATIONS_F32)
-            model->kernels->index_scores_f32(index->x + at, weights, c->index_heads, c->index_dim, scale,
-                                             (const float *)(const void *)keys, count, ret_scores + done);
+            model->kernels->index_scores_f32(&queries, (const float *)(const void *)keys, count, ret_scores + done);
         else
             model->kernels->index_scores(
-                index->q + at, index->scales + at / GROUP, weights, c->index_heads, c->index_dim, scale,
-                (const int8_t *)keys,
+                &queries, (const int8_t *)keys,
                 (const float *)(const void *)(page + layout->key_scales[layer] + within * layout->key_scale_bytes),
                 count, ret_scores + done);
         done += count;

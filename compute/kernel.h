@@ -26,6 +26,18 @@ struct matmul_row {
     float *y;            /* out, [blocks * 16] */
 };
 
+/* The index queries of one row: of `heads` heads q [heads][dim], with scales and sums [heads][dim / 64] as quantise makes them, or
+ * x [heads][dim]. */
+struct index_queries {
+    uint32_t heads, dim;
+    const int8_t *q;
+    const float *scales;
+    const int32_t *sums;
+    const float *x;
+    const float *weights; /* [heads] */
+    float scale;
+};
+
 /* y = W x for `blocks` block rows of W and every row: quanta and scales start at the first of the block rows (proto/weights.h), factor
  * is 2^exponent. Weights are read from memory once for all rows. */
 typedef void matmul_function(const void *quanta, const uint16_t *scales, uint32_t blocks, uint32_t k, float factor,
@@ -33,10 +45,14 @@ typedef void matmul_function(const void *quanta, const uint16_t *scales, uint32_
 
 struct kernel_set {
     const char *name;
-    /* int8 in groups of 64: x [k] -> ret_q [k], ret_scales [k / 64]. */
-    void (*quantise)(const float *x, uint32_t k, int8_t *ret_q, float *ret_scales);
-    /* q [k] -> ret_sums [k / 64]. */
-    void (*sum_groups)(const int8_t *q, uint32_t k, int32_t *ret_sums);
+    /* int8 in groups of 64: x [k] -> ret_q [k], ret_scales [k / 64], ret_sums [k / 64]: of each group of ret_q, or NULL. */
+    void (*quantise)(const float *x, uint32_t k, int8_t *ret_q, float *ret_scales, int32_t *ret_sums);
+    /* quantise of rmsnorm, in one pass after the sum; n a multiple of 64. ret_y [n]: the normed values too; NULL, or it may be x. */
+    void (*rmsnorm_quantise)(const float *x, const float *weight, uint32_t n, float eps, float *ret_y, int8_t *ret_q,
+                             float *ret_scales, int32_t *ret_sums);
+    /* quantise of swiglu, in one pass; n a multiple of 64. */
+    void (*swiglu_quantise)(const float *gate, const float *up, uint32_t n, int8_t *ret_q, float *ret_scales,
+                            int32_t *ret_sums);
     matmul_function *matmul_int8, *matmul_int4;         /* int8 activations */
     matmul_function *matmul_int8_f32, *matmul_int4_f32; /* f32 activations */
     /* W [n, k] of f32, f16 or bf16 (used as f32), x [k] of each row -> its y [n]. */
@@ -69,12 +85,11 @@ struct kernel_set {
     /* z[h][j] += sum_t p_h,t keys[t][j], the block's sum made from 0 and then added; j < n, keys [count][width], z [heads][n]. */
     void (*attention_sum)(const float *p, size_t p_stride, uint32_t heads, const float *keys, uint32_t count,
                           uint32_t width, uint32_t n, float *z);
-    /* Index scores of `count` keys that follow one another: ret[t] = sum_h w_h relu((q_h . k_t) * scale). q int8 [heads][dim] with scales
-     * [heads][dim / 64], keys int8 [count][dim] with scales [count][dim / 64]; or all f32. */
-    void (*index_scores)(const int8_t *q, const float *q_scales, const float *w, uint32_t heads, uint32_t dim,
-                         float scale, const int8_t *keys, const float *key_scales, uint32_t count, float *ret_scores);
-    void (*index_scores_f32)(const float *q, const float *w, uint32_t heads, uint32_t dim, float scale,
-                             const float *keys, uint32_t count, float *ret_scores);
+    /* Index scores of `count` keys that follow one another: ret[t] = sum_h w_h relu((q_h . k_t) * scale). keys int8 [count][dim] with
+     * scales [count][dim / 64]; or all f32. */
+    void (*index_scores)(const struct index_queries *queries, const int8_t *keys, const float *key_scales,
+                         uint32_t count, float *ret_scores);
+    void (*index_scores_f32)(const struct index_queries *queries, const float *keys, uint32_t count, float *ret_scores);
     /* Indices, ascending, of the k largest of scores [n]; of equal ones the lower indices. k <= n. Returns k. */
     uint32_t (*select)(const float *scores, uint32_t n, uint32_t k, uint32_t *ret_index);
 };

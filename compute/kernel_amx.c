@@ -164,11 +164,17 @@ static void matmul_int4(const void *quanta, const uint16_t *scales, uint32_t blo
         matmul(quanta, scales, WEIGHT_INT4, blocks, k, factor, rows, row_count);
 }
 
+static void index_keys(const struct index_queries *queries, const int8_t *keys, const float *key_scales, uint32_t count,
+                       float *ret_scores)
+{
+    FEW_ROWS_SET.index_scores(queries, keys, key_scales, count, ret_scores);
+}
+
 const struct kernel_set KERNEL_SET = {
     .name = "amx",
     .matmul_int8 = matmul_int8,
     .matmul_int4 = matmul_int4,
-    .index_scores = index_scores,
-    .select = select_best,
+    .index_scores = index_keys,
+    .select = select_digits,
     LANES_KERNELS,
 };

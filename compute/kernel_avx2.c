@@ -196,11 +196,119 @@ static void matmul_int4(const void *quanta, const uint16_t *scales, uint32_t blo
     matmul(quanta, scales, WEIGHT_INT4, blocks, k, factor, rows, row_count);
 }
 
+#define INDEX_GROUPS 4u /* the most groups of an index key that index_keys takes */
+
+/* 8 rows of 8 words, transposed. */
+ALWAYS_INLINE void transpose_words(__m256i x[8])
+{
+    __m256i y[8];
+    for (unsigned i = 0; i < 8; i += 2) {
+        y[i] = _mm256_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm256_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (unsigned i = 0; i < 8; i += 4)
+        for (unsigned j = 0; j < 2; j++) {
+            x[i + 2 * j] = _mm256_unpacklo_epi64(y[i + j], y[i + j + 2]);
+            x[i + 2 * j + 1] = _mm256_unpackhi_epi64(y[i + j], y[i + j + 2]);
+        }
+    for (unsigned i = 0; i < 4; i++) {
+        y[i] = _mm256_permute2x128_si256(x[i], x[i + 4], 0x20);
+        y[i + 4] = _mm256_permute2x128_si256(x[i], x[i + 4], 0x31);
+    }
+    memcpy(x, y, sizeof y);
+}
+
+/* 16 index keys as a block row of int8 weights. */
+struct key_block {
+    uint8_t quanta[INDEX_GROUPS][BLOCK_ROWS * GROUP];
+    struct lanes scale[INDEX_GROUPS];
+};
+
+/* 16 keys, or the `count` that are left, and zeros. */
+static void load_index_keys(const int8_t *keys, const float *scales, uint32_t groups, uint32_t count,
+                            struct key_block *ret_block)
+{
+    for (uint32_t g = 0; g < groups; g++) {
+        float scale[LANES] = {0};
+        for (unsigned t = 0; t < LANES && t < count; t++)
+            scale[t] = scales[t * groups + g];
+        ret_block->scale[g] = lanes_load(scale);
+        for (unsigned i = 0; i < 4; i++) { /* half of the keys, half of the columns */
+            unsigned part = i % 2, half = i / 2;
+            __m256i word[8];
+            for (unsigned r = 0; r < 8; r++) {
+                unsigned t = part * 8 + r;
+                const int8_t *from = keys + ((size_t)t * groups + g) * GROUP + half * 32;
+                word[r] = t < count ? _mm256_loadu_si256((const __m256i *)(const void *)from) : _mm256_setzero_si256();
+            }
+            transpose_words(word);
+            for (unsigned line = 0; line < 8; line++)
+                _mm256_storeu_si256(
+                    (__m256i *)(void *)(ret_block->quanta[g] + (half * HALF_LINES + line) * 64 + part * 32),
+                    word[line]);
+        }
+    }
+}
+
+/* Adds `heads` (a constant) heads from `first` on to the scores of 16 keys. */
+ALWAYS_INLINE void index_heads(const struct index_queries *queries, uint32_t first, unsigned heads,
+                               const struct key_block *keys, struct lanes *sum)
+{
+    uint32_t groups = queries->dim / GROUP;
+    struct lanes dot[TILE_ROWS];
+    for (unsigned h = 0; h < heads; h++)
+        dot[h] = lanes_set(0.0f);
+    for (uint32_t g = 0; g < groups; g++) {
+        const int8_t *q[TILE_ROWS];
+        __m256i integer[TILE_ROWS][PARTS];
+        for (unsigned h = 0; h < heads; h++) {
+            size_t at = (size_t)(first + h) * groups + g;
+            q[h] = queries->q + at * GROUP;
+            integer[h][0] = integer[h][1] = start_of_dot(queries->sums[at], WEIGHT_INT8);
+        }
+        dot_half(keys->quanta[g], WEIGHT_INT8, 0, q, heads, integer);
+        dot_half(keys->quanta[g], WEIGHT_INT8, 1, q, heads, integer);
+        for (unsigned h = 0; h < heads; h++) {
+            struct lanes exact = lanes_of_integers((struct integer_lanes){{integer[h][0], integer[h][1]}});
+            struct lanes scale = lanes_set(queries->scales[(size_t)(first + h) * groups + g]);
+            dot[h] = lanes_fma(lanes_multiply(exact, scale), keys->scale[g], dot[h]);
+        }
+    }
+    for (unsigned h = 0; h < heads; h++) {
+        struct lanes scaled = lanes_multiply(dot[h], lanes_set(queries->scale));
+        *sum = lanes_fma(lanes_set(queries->weights[first + h]), lanes_maximum(scaled, lanes_set(0.0f)), *sum);
+    }
+}
+
+/* index_scores with 16 keys in lanes: transposed once for all heads. */
+static void index_keys(const struct index_queries *queries, const int8_t *keys, const float *key_scales, uint32_t count,
+                       float *ret_scores)
+{
+    uint32_t groups = queries->dim / GROUP;
+    if (groups > INDEX_GROUPS) {
+        index_scores(queries, keys, key_scales, count, ret_scores);
+        return;
+    }
+    for (uint32_t t = 0; t < count; t += LANES) {
+        struct key_block block;
+        struct lanes sum = lanes_set(0.0f);
+        float score[LANES];
+        load_index_keys(keys + (size_t)t * queries->dim, key_scales + (size_t)t * groups, groups, count - t, &block);
+        uint32_t h = 0;
+        for (; h + TILE_ROWS <= queries->heads; h += TILE_ROWS)
+            index_heads(queries, h, TILE_ROWS, &block, &sum);
+        for (; h < queries->heads; h++)
+            index_heads(queries, h, 1, &block, &sum);
+        lanes_store(sum, score);
+        memcpy(ret_scores + t, score, (count - t < LANES ? count - t : LANES) * sizeof *score);
+    }
+}
+
 const struct kernel_set KERNEL_SET = {
     .name = VNNI ? "avxvnni" : "avx2",
     .matmul_int8 = matmul_int8,
     .matmul_int4 = matmul_int4,
-    .index_scores = index_scores,
-    .select = select_best,
+    .index_scores = index_keys,
+    .select = select_digits,
     LANES_KERNELS,
 };

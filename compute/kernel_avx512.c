@@ -24,11 +24,6 @@
     #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-ALWAYS_INLINE __mmask16 first_lanes(uint32_t count)
-{
-    return (__mmask16)(count >= LANES ? 0xffffu : (1u << count) - 1u);
-}
-
 ALWAYS_INLINE __m512i four_columns(const int8_t *q)
 {
     int32_t four;
@@ -182,9 +177,8 @@ static void matmul_int4(const void *quanta, const uint16_t *scales, uint32_t blo
     matmul(quanta, scales, WEIGHT_INT4, blocks, k, factor, rows, row_count);
 }
 
-#define INDEX_GROUPS 4u    /* the most groups of an index key, and */
-#define INDEX_QUERIES 512u /* of heads times groups, that index_keys takes */
-#define INDEX_HEADS 4u     /* heads, by two times 16 keys, whose sums stay in registers */
+#define INDEX_GROUPS 4u /* the most groups of an index key that index_keys takes */
+#define INDEX_HEADS 4u  /* heads, by two times 16 keys, whose sums stay in registers */
 
 /* 16 rows of 16 words, transposed. */
 ALWAYS_INLINE void transpose_words(__m512i x[LANES])
@@ -235,14 +229,6 @@ ALWAYS_INLINE void load_index_keys(const int8_t *keys, const float *scales, uint
     }
 }
 
-struct index_queries {
-    const int8_t *q;
-    const float *scales, *weights;
-    const int32_t *start; /* [heads][groups]: -128 times the sum of a group */
-    uint32_t dim;
-    float scale;
-};
-
 /* Adds `heads` (a constant) heads from `first` on to the scores of 32 keys. */
 ALWAYS_INLINE void index_heads(const struct index_queries *queries, uint32_t first, unsigned heads,
                                const struct key_lanes keys[2], __m512 sum[2])
@@ -255,7 +241,7 @@ ALWAYS_INLINE void index_heads(const struct index_queries *queries, uint32_t fir
         const int8_t *q = queries->q + (size_t)first * queries->dim + g * GROUP;
         __m512i integer[INDEX_HEADS][2];
         for (unsigned h = 0; h < heads; h++)
-            integer[h][0] = integer[h][1] = _mm512_set1_epi32(queries->start[(first + h) * groups + g]);
+            integer[h][0] = integer[h][1] = _mm512_set1_epi32(-128 * queries->sums[(first + h) * groups + g]);
         UNROLL for (unsigned c = 0; c < LANES; c++)
         {
             for (unsigned h = 0; h < heads; h++) {
@@ -280,21 +266,14 @@ ALWAYS_INLINE void index_heads(const struct index_queries *queries, uint32_t fir
 }
 
 /* index_scores with 32 keys in lanes: transposed once for all heads. */
-static void index_keys(const int8_t *q, const float *q_scales, const float *w, uint32_t heads, uint32_t dim,
-                       float scale, const int8_t *keys, const float *key_scales, uint32_t count, float *ret_scores)
+static void index_keys(const struct index_queries *queries, const int8_t *keys, const float *key_scales, uint32_t count,
+                       float *ret_scores)
 {
-    uint32_t groups = dim / GROUP;
-    if (groups > INDEX_GROUPS || heads * groups > INDEX_QUERIES) {
-        index_scores(q, q_scales, w, heads, dim, scale, keys, key_scales, count, ret_scores);
+    uint32_t heads = queries->heads, dim = queries->dim, groups = dim / GROUP;
+    if (groups > INDEX_GROUPS) {
+        index_scores(queries, keys, key_scales, count, ret_scores);
         return;
     }
-    int32_t start[INDEX_QUERIES];
-    for (uint32_t i = 0; i < heads * groups; i++) {
-        __m512i group = _mm512_loadu_si512(q + (size_t)i * GROUP);
-        start[i] =
-            -128 * _mm512_reduce_add_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), group));
-    }
-    const struct index_queries queries = {q, q_scales, w, start, dim, scale};
     for (uint32_t t = 0; t < count; t += 2 * LANES) {
         struct key_lanes lanes[2];
         __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
@@ -305,112 +284,12 @@ static void index_keys(const int8_t *q, const float *q_scales, const float *w, u
         }
         uint32_t h = 0;
         for (; h + INDEX_HEADS <= heads; h += INDEX_HEADS)
-            index_heads(&queries, h, INDEX_HEADS, lanes, sum);
+            index_heads(queries, h, INDEX_HEADS, lanes, sum);
         for (; h < heads; h++)
-            index_heads(&queries, h, 1, lanes, sum);
+            index_heads(queries, h, 1, lanes, sum);
         for (unsigned b = 0; b < 2 && t + b * LANES < count; b++)
-            _mm512_mask_storeu_ps(ret_scores + t + b * LANES, first_lanes(count - t - b * LANES), sum[b]);
+            _mm512_mask_storeu_ps(ret_scores + t + b * LANES, (__mmask16)first_lanes(count - t - b * LANES), sum[b]);
     }
-}
-
-#define SELECT_SMALL 4096u /* below it, clearing the counters would cost more than it saves */
-#define SELECT_FEW 16384u  /* candidates that are taken out, so that what is left of the search touches nothing else */
-#define DIGITS 2048u       /* of 11 bits; the last has 10 */
-#define COPIES                                                                                                         \
-    4u /* of the counters: neighbours often have the same digit, and a store must pass before the next load */
-
-/* order_of, 16 at a time; lanes outside the mask are 0, less than anything but a NaN of all bits. */
-ALWAYS_INLINE __m512i orders_of(const float *x, __mmask16 mask)
-{
-    __m512i bits = _mm512_castps_si512(_mm512_add_ps(_mm512_maskz_loadu_ps(mask, x), _mm512_setzero_ps()));
-    __m512i flip = _mm512_or_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT32_MIN));
-    return _mm512_maskz_xor_epi32(mask, bits, flip);
-}
-
-/* Counts the digit (one of `digits`) at `shift` of those orders that agree with `prefix` in the higher bits. */
-ALWAYS_INLINE void count_lanes(__m512i order, __mmask16 mask, int shift, uint32_t digits, uint32_t higher,
-                               uint32_t prefix, uint32_t count[COPIES][DIGITS])
-{
-    uint32_t digit[LANES];
-    __m512i high = _mm512_and_si512(order, _mm512_set1_epi32((int32_t)higher));
-    mask = _mm512_mask_cmpeq_epi32_mask(mask, high, _mm512_set1_epi32((int32_t)prefix));
-    order = _mm512_srl_epi32(order, _mm_cvtsi32_si128(shift));
-    order = _mm512_and_si512(order, _mm512_set1_epi32((int32_t)(digits - 1)));
-    _mm512_storeu_si512(digit, _mm512_maskz_compress_epi32(mask, order));
-    uint32_t found = (uint32_t)__builtin_popcount(mask);
-    if (found == LANES)
-        for (unsigned l = 0; l < LANES; l++)
-            count[l % COPIES][digit[l]]++;
-    else
-        for (unsigned l = 0; l < found; l++)
-            count[l % COPIES][digit[l]]++;
-}
-
-/* The orders that agree with `prefix` in the higher bits, in ret; there is room for LANES more than there are. */
-static uint32_t gather_orders(const float *scores, uint32_t n, uint32_t higher, uint32_t prefix, uint32_t *ret)
-{
-    uint32_t found = 0;
-    for (uint32_t i = 0; i < n; i += LANES) {
-        __mmask16 mask = first_lanes(n - i);
-        __m512i order = orders_of(scores + i, mask);
-        __m512i high = _mm512_and_si512(order, _mm512_set1_epi32((int32_t)higher));
-        mask = _mm512_mask_cmpeq_epi32_mask(mask, high, _mm512_set1_epi32((int32_t)prefix));
-        _mm512_storeu_si512(ret + found, _mm512_maskz_compress_epi32(mask, order));
-        found += (uint32_t)__builtin_popcount(mask);
-    }
-    return found;
-}
-
-/* As select_best: finds the k-th largest digit by digit, then takes what is larger, and of its equals the first. */
-static uint32_t select_digits(const float *scores, uint32_t n, uint32_t k, uint32_t *ret_index)
-{
-    if (n < SELECT_SMALL || k == 0)
-        return select_best(scores, n, k, ret_index);
-    static const int shifts[] = {21, 10, 0};
-    uint32_t count[COPIES][DIGITS], few[SELECT_FEW + LANES], prefix = 0, higher = 0, wanted = k;
-    uint32_t here = n, gathered = 0; /* scores that agree with the prefix; how many of them stand in `few` */
-    for (unsigned pass = 0; pass < 3; pass++) {
-        uint32_t digits = pass < 2 ? DIGITS : DIGITS / 2, digit = digits;
-        memset(count, 0, sizeof count);
-        if (here <= SELECT_FEW && gathered == 0)
-            gathered = gather_orders(scores, n, higher, prefix, few);
-        for (uint32_t i = 0; i < gathered; i += LANES)
-            count_lanes(_mm512_loadu_si512(few + i), first_lanes(gathered - i), shifts[pass], digits, higher, prefix,
-                        count);
-        for (uint32_t i = 0; gathered == 0 && i < n; i += LANES)
-            count_lanes(orders_of(scores + i, first_lanes(n - i)), first_lanes(n - i), shifts[pass], digits, higher,
-                        prefix, count);
-        here = 0;
-        for (; digit > 0; wanted -= here) {
-            digit--;
-            here = count[0][digit] + count[1][digit] + count[2][digit] + count[3][digit];
-            if (here >= wanted)
-                break;
-        }
-        prefix |= digit << shifts[pass];
-        higher |= (digits - 1) << shifts[pass];
-    }
-    const __m512i bound = _mm512_set1_epi32((int32_t)prefix);
-    __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < n && kept < k; i += LANES, index = _mm512_add_epi32(index, _mm512_set1_epi32(LANES))) {
-        __mmask16 mask = first_lanes(n - i);
-        __m512i order = orders_of(scores + i, mask);
-        uint32_t larger = _mm512_mask_cmpgt_epu32_mask(mask, order, bound);
-        uint32_t equal = _mm512_mask_cmpeq_epi32_mask(mask, order, bound);
-        if (equal) {
-            equal = _pdep_u32(wanted >= LANES ? 0xffffu : (1u << wanted) - 1u, equal);
-            wanted -= (uint32_t)__builtin_popcount(equal);
-        }
-        uint32_t found = (uint32_t)__builtin_popcount(larger | equal);
-        __m512i chosen = _mm512_maskz_compress_epi32((__mmask16)(larger | equal), index);
-        if (kept + LANES <= k)
-            _mm512_storeu_si512(ret_index + kept, chosen);
-        else
-            _mm512_mask_storeu_epi32(ret_index + kept, first_lanes(found), chosen);
-        kept += found;
-    }
-    return kept;
 }
 
 const struct kernel_set KERNEL_SET = {

@@ -1,6 +1,5 @@
 /* The functions of a kernel set that are the same in all of them, written over lanes.h. Each kernel_<set>.c includes
- * this once and is compiled with its own flags; it adds what really differs: integer matrix products, index scores,
- * selection.
+ * this once and is compiled with its own flags; it adds what really differs: integer matrix products and index scores.
  *
  * Loops over elements that are independent are left to the compiler to vectorise; sums are in lanes, so that their
  * order is the same everywhere: element i in lane i % 16, zeros fill up the last 16, one reduction tree (lanes_sum). */
@@ -11,34 +10,32 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* xs = absmax / 127, q = rint(x * (127 / absmax)), all 0 when absmax is 0 (or so small that 127 / absmax is no f32). */
-static inline void quantise(const float *x, uint32_t k, int8_t *ret_q, float *ret_scales)
+/* One group: xs = absmax / 127, q = rint(x * (127 / absmax)), all 0 when absmax is 0 (or so small that 127 / absmax is no
+ * f32). */
+ALWAYS_INLINE void quantise_group(const struct lanes x[GROUP / LANES], int8_t *ret_q, float *ret_scale,
+                                  int32_t *ret_sum)
 {
-    const struct lanes shift = lanes_set(0x1.8p23f),
-                       back = lanes_set(-0x1.8p23f); /* round to the nearest integer, ties to even */
-    for (uint32_t g = 0; g < k / GROUP; g++, x += GROUP, ret_q += GROUP) {
-        struct lanes greatest = lanes_magnitude(lanes_load(x));
-        for (unsigned i = LANES; i < GROUP; i += LANES)
-            greatest = lanes_maximum(lanes_magnitude(lanes_load(x + i)), greatest);
-        float most = lanes_most(greatest);
-        float inverse = most > 0x1p-120f ? 127.0f / most : 0.0f;
-        ret_scales[g] = most > 0x1p-120f ? most / 127.0f : 0.0f;
-        for (unsigned i = 0; i < GROUP; i += LANES) {
-            struct lanes q = lanes_multiply(lanes_load(x + i), lanes_set(inverse));
-            /* also catches infinity and NaN, which no longer are numbers of this model */
-            q = lanes_maximum(lanes_minimum(q, lanes_set(127.0f)), lanes_set(-127.0f));
-            lanes_store_bytes(lanes_add(lanes_add(q, shift), back), ret_q + i);
-        }
-    }
+    struct lanes greatest = lanes_magnitude(x[0]), q[GROUP / LANES];
+    for (unsigned i = 1; i < GROUP / LANES; i++)
+        greatest = lanes_maximum(lanes_magnitude(x[i]), greatest);
+    float most = lanes_most(greatest);
+    struct lanes inverse = lanes_set(most > 0x1p-120f ? 127.0f / most : 0.0f);
+    *ret_scale = most > 0x1p-120f ? most / 127.0f : 0.0f;
+    for (unsigned i = 0; i < GROUP / LANES; i++)
+        q[i] = lanes_multiply(x[i], inverse);
+    *ret_sum = lanes_store_bytes(q, ret_q);
 }
 
-static inline void sum_groups(const int8_t *q, uint32_t k, int32_t *ret_sums)
+static inline void quantise(const float *x, uint32_t k, int8_t *ret_q, float *ret_scales, int32_t *ret_sums)
 {
-    for (uint32_t g = 0; g < k / GROUP; g++) {
-        int32_t sum = 0;
-        for (unsigned i = 0; i < GROUP; i++)
-            sum += q[(size_t)g * GROUP + i];
-        ret_sums[g] = sum;
+    for (uint32_t g = 0; g < k / GROUP; g++, x += GROUP, ret_q += GROUP) {
+        struct lanes group[GROUP / LANES];
+        int32_t sum;
+        for (unsigned i = 0; i < GROUP / LANES; i++)
+            group[i] = lanes_load(x + i * LANES);
+        quantise_group(group, ret_q, &ret_scales[g], &sum);
+        if (ret_sums)
+            ret_sums[g] = sum;
     }
 }
 
@@ -244,12 +241,33 @@ static inline void linear(const void *weights, enum tensor_dtype dtype, uint32_t
         linear_of(weights, DTYPE_F16, n, k, rows, row_count);
 }
 
-static inline void rmsnorm(const float *x, const float *weight, uint32_t n, float eps, float *ret_y)
+ALWAYS_INLINE float rmsnorm_scale(const float *x, uint32_t n, float eps)
 {
     float mean = dot_f32(x, x, n) / (float)n;
-    float scale = 1.0f / sqrtf(mean + eps);
+    return 1.0f / sqrtf(mean + eps);
+}
+
+static inline void rmsnorm(const float *x, const float *weight, uint32_t n, float eps, float *ret_y)
+{
+    float scale = rmsnorm_scale(x, n, eps);
     for (uint32_t i = 0; i < n; i++)
         ret_y[i] = weight[i] * (x[i] * scale);
+}
+
+static inline void rmsnorm_quantise(const float *x, const float *weight, uint32_t n, float eps, float *ret_y,
+                                    int8_t *ret_q, float *ret_scales, int32_t *ret_sums)
+{
+    const struct lanes scale = lanes_set(rmsnorm_scale(x, n, eps));
+    for (uint32_t g = 0; g < n / GROUP; g++) {
+        struct lanes y[GROUP / LANES];
+        for (unsigned i = 0; i < GROUP / LANES; i++) {
+            size_t at = (size_t)g * GROUP + i * LANES;
+            y[i] = lanes_multiply(lanes_load(weight + at), lanes_multiply(lanes_load(x + at), scale));
+            if (ret_y)
+                lanes_store(y[i], ret_y + at);
+        }
+        quantise_group(y, ret_q + (size_t)g * GROUP, &ret_scales[g], &ret_sums[g]);
+    }
 }
 
 static inline void layernorm(const float *x, const float *weight, const float *bias, uint32_t n, float eps,
@@ -270,11 +288,30 @@ static inline void sigmoid(const float *x, uint32_t n, float *ret_y)
         ret_y[i] = 1.0f / (1.0f + inline_exp(-x[i]));
 }
 
+ALWAYS_INLINE float silu_times(float gate, float up)
+{
+    float silu = gate / (1.0f + inline_exp(-gate));
+    return silu * up;
+}
+
 static inline void swiglu(const float *gate, const float *up, uint32_t n, float *ret_y)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        float silu = gate[i] / (1.0f + inline_exp(-gate[i]));
-        ret_y[i] = silu * up[i];
+    for (uint32_t i = 0; i < n; i++)
+        ret_y[i] = silu_times(gate[i], up[i]);
+}
+
+#define SWIGLU_STRETCH 512u /* values that are still in L1 when they are quantised */
+
+/* A stretch at a time: value by value and group by group are each a loop whose steps overlap in the CPU; within one group
+ * they would wait for each other. */
+static inline void swiglu_quantise(const float *gate, const float *up, uint32_t n, int8_t *ret_q, float *ret_scales,
+                                   int32_t *ret_sums)
+{
+    float y[SWIGLU_STRETCH];
+    for (uint32_t i = 0; i < n; i += SWIGLU_STRETCH) {
+        uint32_t count = n - i < SWIGLU_STRETCH ? n - i : SWIGLU_STRETCH;
+        swiglu(gate + i, up + i, count, y);
+        quantise(y, count, ret_q + i, ret_scales + i / GROUP, ret_sums + i / GROUP);
     }
 }
 
@@ -415,44 +452,38 @@ ALWAYS_INLINE float index_add(float sum, float w, float dot, float scale)
     return __builtin_fmaf(w, scaled > 0.0f ? scaled : 0.0f, sum);
 }
 
-static inline void index_scores(const int8_t *q, const float *q_scales, const float *w, uint32_t heads, uint32_t dim,
-                                float scale, const int8_t *keys, const float *key_scales, uint32_t count,
-                                float *ret_scores)
+static inline void index_scores(const struct index_queries *queries, const int8_t *keys, const float *key_scales,
+                                uint32_t count, float *ret_scores)
 {
-    uint32_t groups = dim / GROUP;
+    uint32_t dim = queries->dim, groups = dim / GROUP;
     for (uint32_t t = 0; t < count; t++) {
         float sum = 0.0f;
-        for (uint32_t h = 0; h < heads; h++) {
+        for (uint32_t h = 0; h < queries->heads; h++) {
             float dot = 0.0f;
             for (uint32_t g = 0; g < groups; g++) {
-                const int8_t *a = q + (size_t)h * dim + g * GROUP, *b = keys + (size_t)t * dim + g * GROUP;
+                const int8_t *a = queries->q + (size_t)h * dim + g * GROUP, *b = keys + (size_t)t * dim + g * GROUP;
                 int32_t integer = 0;
                 for (unsigned i = 0; i < GROUP; i++)
                     integer += a[i] * b[i];
-                dot = __builtin_fmaf((float)integer * q_scales[h * groups + g], key_scales[t * groups + g], dot);
+                dot = __builtin_fmaf((float)integer * queries->scales[h * groups + g], key_scales[t * groups + g], dot);
             }
-            sum = index_add(sum, w[h], dot, scale);
+            sum = index_add(sum, queries->weights[h], dot, queries->scale);
         }
         ret_scores[t] = sum;
     }
 }
 
-static inline void index_scores_f32(const float *q, const float *w, uint32_t heads, uint32_t dim, float scale,
-                                    const float *keys, uint32_t count, float *ret_scores)
+static inline void index_scores_f32(const struct index_queries *queries, const float *keys, uint32_t count,
+                                    float *ret_scores)
 {
+    uint32_t dim = queries->dim;
     for (uint32_t t = 0; t < count; t++) {
         float sum = 0.0f;
-        for (uint32_t h = 0; h < heads; h++)
-            sum = index_add(sum, w[h], dot_f32(q + (size_t)h * dim, keys + (size_t)t * dim, dim), scale);
+        for (uint32_t h = 0; h < queries->heads; h++)
+            sum = index_add(sum, queries->weights[h],
+                            dot_f32(queries->x + (size_t)h * dim, keys + (size_t)t * dim, dim), queries->scale);
         ret_scores[t] = sum;
     }
-}
-
-/* A float as an unsigned integer of the same order; -0 as 0. */
-ALWAYS_INLINE uint32_t order_of(float x)
-{
-    uint32_t bits = bits_of_float(x + 0.0f);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
 /* Finds the k-th largest by its bytes, from the highest down: of the values that agree in the bytes found so far,
@@ -486,10 +517,109 @@ static inline uint32_t select_best(const float *scores, uint32_t n, uint32_t k, 
     return kept;
 }
 
+#define SELECT_SMALL 4096u /* below it, clearing the counters would cost more than it saves */
+#define SELECT_FEW 16384u  /* candidates that are taken out, so that what is left of the search touches nothing else */
+#define DIGITS 2048u       /* of 11 bits; the last shares a bit with the one before it */
+#define COPIES                                                                                                         \
+    4u /* of the counters: neighbours often have the same digit, and a store must pass before the next load */
+
+/* The bits of lanes that hold one of the `count` numbers that are left. */
+ALWAYS_INLINE uint32_t first_lanes(uint32_t count)
+{
+    return count >= LANES ? 0xffffu : (1u << count) - 1u;
+}
+
+ALWAYS_INLINE struct integer_lanes load_orders(const float *x, uint32_t count)
+{
+    return lanes_order(count >= LANES ? lanes_load(x) : lanes_load_tail(x, count, 0.0f));
+}
+
+/* Counts the digit at `shift` of the lanes that agree with `prefix` in the higher bits; `all`, a constant: all do. Adds a
+ * bit instead of asking for it: what the lanes hold is nothing that a CPU could guess. */
+ALWAYS_INLINE void count_digits(struct integer_lanes order, uint32_t mask, bool all, int shift, uint32_t higher,
+                                uint32_t prefix, uint32_t count[COPIES][DIGITS])
+{
+    uint32_t digit[LANES];
+    if (!all)
+        mask &= integers_equal(integers_and(order, integers_set(higher)), integers_set(prefix));
+    integers_store(integers_and(integers_shift_right(order, shift), integers_set(DIGITS - 1)), digit);
+    for (unsigned l = 0; l < LANES; l++)
+        count[l % COPIES][digit[l]] += all ? 1 : mask >> l & 1;
+}
+
+/* The orders that agree with `prefix` in the higher bits, in ret; there is room for LANES more than there are. */
+static inline uint32_t gather_orders(const float *scores, uint32_t n, uint32_t higher, uint32_t prefix, uint32_t *ret)
+{
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < n; i += LANES) {
+        struct integer_lanes order = load_orders(scores + i, n - i);
+        uint32_t mask = integers_equal(integers_and(order, integers_set(higher)), integers_set(prefix));
+        mask &= first_lanes(n - i);
+        integers_store_chosen(order, mask, ret + found);
+        found += (uint32_t)__builtin_popcount(mask);
+    }
+    return found;
+}
+
+/* Indices of what is larger than `bound`, and of the first `equals` of its equals; there are k of both. */
+static inline uint32_t take_above(const float *scores, uint32_t n, uint32_t bound, uint32_t equals, uint32_t k,
+                                  uint32_t *ret_index)
+{
+    const struct integer_lanes bounds = integers_set(bound);
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n && kept < k; i += LANES) {
+        struct integer_lanes order = load_orders(scores + i, n - i);
+        uint32_t mask = integers_above(order, bounds), equal = integers_equal(order, bounds) & first_lanes(n - i);
+        for (mask &= first_lanes(n - i); equal && equals > 0; equals--, equal &= equal - 1)
+            mask |= equal & -equal;
+        uint32_t last[LANES], found = (uint32_t)__builtin_popcount(mask);
+        bool room = kept + LANES <= k;
+        integers_store_chosen(integers_count(i), mask, room ? ret_index + kept : last);
+        if (!room)
+            memcpy(ret_index + kept, last, found * sizeof *last);
+        kept += found;
+    }
+    return kept;
+}
+
+/* As select_best, but by digits of 11 bits, lanes at a time. */
+static inline uint32_t select_digits(const float *scores, uint32_t n, uint32_t k, uint32_t *ret_index)
+{
+    if (n < SELECT_SMALL || k == 0)
+        return select_best(scores, n, k, ret_index);
+    static const int shifts[] = {21, 10, 0};
+    uint32_t count[COPIES][DIGITS], few[SELECT_FEW + LANES], prefix = 0, higher = 0, wanted = k;
+    uint32_t here = n, gathered = 0; /* scores that agree with the prefix; how many of them stand in `few` */
+    for (unsigned pass = 0; pass < 3; pass++) {
+        memset(count, 0, sizeof count);
+        if (here <= SELECT_FEW && gathered == 0)
+            gathered = gather_orders(scores, n, higher, prefix, few);
+        for (uint32_t i = 0; i < gathered; i += LANES)
+            count_digits(integers_load(few + i), first_lanes(gathered - i), false, shifts[pass], higher, prefix, count);
+        uint32_t i = 0;
+        for (; gathered == 0 && pass == 0 && i + LANES <= n; i += LANES)
+            count_digits(lanes_order(lanes_load(scores + i)), 0, true, shifts[0], 0, 0, count);
+        for (; gathered == 0 && i < n; i += LANES)
+            count_digits(load_orders(scores + i, n - i), first_lanes(n - i), false, shifts[pass], higher, prefix,
+                         count);
+        uint32_t digit = DIGITS;
+        for (here = 0; digit > 0; wanted -= here) {
+            digit--;
+            here = count[0][digit] + count[1][digit] + count[2][digit] + count[3][digit];
+            if (here >= wanted)
+                break;
+        }
+        prefix |= digit << shifts[pass];
+        higher |= (DIGITS - 1) << shifts[pass];
+    }
+    return take_above(scores, n, prefix, wanted, k, ret_index);
+}
+
 /* The entries of a kernel_set that no set replaces. */
 #define LANES_KERNELS                                                                                                  \
-    .quantise = quantise, .sum_groups = sum_groups, .matmul_int8_f32 = matmul_int8_f32,                                \
-    .matmul_int4_f32 = matmul_int4_f32, .linear = linear, .dequantise_row = dequantise_row, .rmsnorm = rmsnorm,        \
-    .layernorm = layernorm, .swiglu = swiglu, .sigmoid = sigmoid, .rope = rope, .accumulate = accumulate, .add = add,  \
-    .store_f16 = store_f16, .load_f16 = load_f16, .attention_scores = attention_scores, .maximum = maximum,            \
-    .softmax_block = softmax_block, .attention_sum = attention_sum, .index_scores_f32 = index_scores_f32
+    .quantise = quantise, .rmsnorm_quantise = rmsnorm_quantise, .swiglu_quantise = swiglu_quantise,                    \
+    .matmul_int8_f32 = matmul_int8_f32, .matmul_int4_f32 = matmul_int4_f32, .linear = linear,                          \
+    .dequantise_row = dequantise_row, .rmsnorm = rmsnorm, .layernorm = layernorm, .swiglu = swiglu,                    \
+    .sigmoid = sigmoid, .rope = rope, .accumulate = accumulate, .add = add, .store_f16 = store_f16,                    \
+    .load_f16 = load_f16, .attention_scores = attention_scores, .maximum = maximum, .softmax_block = softmax_block,    \
+    .attention_sum = attention_sum, .index_scores_f32 = index_scores_f32

@@ -8,6 +8,13 @@
 
 #define LANES 16u
 
+/* A float as an unsigned integer of the same order; -0 as 0. */
+static inline uint32_t order_of(float x)
+{
+    uint32_t bits = bits_of_float(x + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
     #include "compute/lanes_avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)

@@ -70,12 +70,6 @@ static inline struct lanes lanes_maximum(struct lanes a, struct lanes b) /* a > 
         a.lane[l] = a.lane[l] > b.lane[l] ? a.lane[l] : b.lane[l];
     return a;
 }
-static inline struct lanes lanes_minimum(struct lanes a, struct lanes b) /* a < b ? a : b */
-{
-    for (unsigned l = 0; l < LANES; l++)
-        a.lane[l] = a.lane[l] < b.lane[l] ? a.lane[l] : b.lane[l];
-    return a;
-}
 static inline struct lanes lanes_magnitude(struct lanes x)
 {
     for (unsigned l = 0; l < LANES; l++)
@@ -110,11 +104,19 @@ static inline struct lanes lanes_of_integers(struct integer_lanes x)
         y.lane[l] = (float)x.lane[l];
     return y;
 }
-/* Whole numbers from -128 to 127 as bytes. */
-static inline void lanes_store_bytes(struct lanes x, int8_t *ret_y)
+/* The nearest whole numbers (ties to even) of 64 numbers from -127 to 127, as bytes; returns their sum. What is no number
+ * becomes one from -127 to 127 all the same. */
+static inline int32_t lanes_store_bytes(const struct lanes x[64 / LANES], int8_t *ret_y)
 {
-    for (unsigned l = 0; l < LANES; l++)
-        ret_y[l] = (int8_t)(int32_t)x.lane[l];
+    int32_t sum = 0;
+    for (unsigned i = 0; i < 64; i++) {
+        float y = x[i / LANES].lane[i % LANES];
+        y = y > -127.0f ? y : -127.0f;
+        y = y < 127.0f ? y : 127.0f;
+        ret_y[i] = (int8_t)((y + 0x1.8p23f) - 0x1.8p23f);
+        sum += ret_y[i];
+    }
+    return sum;
 }
 
 static inline int32_t word_byte(int32_t word, int byte) /* signed */
@@ -179,4 +181,63 @@ static inline struct integer_lanes integers_byte(struct integer_lanes x, int byt
     for (unsigned l = 0; l < LANES; l++)
         x.lane[l] = word_byte(x.lane[l], byte);
     return x;
+}
+
+/* Floats as unsigned integers of the same order; -0 as 0. */
+static inline struct integer_lanes lanes_order(struct lanes x)
+{
+    struct integer_lanes y;
+    for (unsigned l = 0; l < LANES; l++)
+        y.lane[l] = (int32_t)order_of(x.lane[l]);
+    return y;
+}
+static inline struct integer_lanes integers_set(uint32_t x)
+{
+    struct integer_lanes y;
+    for (unsigned l = 0; l < LANES; l++)
+        y.lane[l] = (int32_t)x;
+    return y;
+}
+static inline struct integer_lanes integers_count(uint32_t first) /* first, first + 1, ... */
+{
+    struct integer_lanes y;
+    for (unsigned l = 0; l < LANES; l++)
+        y.lane[l] = (int32_t)(first + l);
+    return y;
+}
+static inline struct integer_lanes integers_and(struct integer_lanes a, struct integer_lanes b)
+{
+    for (unsigned l = 0; l < LANES; l++)
+        a.lane[l] &= b.lane[l];
+    return a;
+}
+static inline struct integer_lanes integers_shift_right(struct integer_lanes x, int count) /* unsigned */
+{
+    for (unsigned l = 0; l < LANES; l++)
+        x.lane[l] = (int32_t)((uint32_t)x.lane[l] >> count);
+    return x;
+}
+static inline uint32_t integers_equal(struct integer_lanes a, struct integer_lanes b) /* bit l: lane l of a == b */
+{
+    uint32_t mask = 0;
+    for (unsigned l = 0; l < LANES; l++)
+        mask |= (uint32_t)(a.lane[l] == b.lane[l]) << l;
+    return mask;
+}
+static inline uint32_t integers_above(struct integer_lanes a, struct integer_lanes b) /* a > b, unsigned */
+{
+    uint32_t mask = 0;
+    for (unsigned l = 0; l < LANES; l++)
+        mask |= (uint32_t)((uint32_t)a.lane[l] > (uint32_t)b.lane[l]) << l;
+    return mask;
+}
+static inline void integers_store(struct integer_lanes x, uint32_t *ret_y)
+{
+    memcpy(ret_y, x.lane, sizeof x.lane);
+}
+/* The lanes of the mask, one behind the other; anything after them, up to 16 in all. */
+static inline void integers_store_chosen(struct integer_lanes x, uint32_t mask, uint32_t *ret_y)
+{
+    for (unsigned l = 0, kept = 0; l < LANES; kept += mask >> l & 1, l++)
+        ret_y[kept] = (uint32_t)x.lane[l];
 }

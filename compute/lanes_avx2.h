@@ -61,10 +61,6 @@ static inline struct lanes lanes_maximum(struct lanes a, struct lanes b) /* a > 
 {
     return (struct lanes){{_mm256_max_ps(a.part[0], b.part[0]), _mm256_max_ps(a.part[1], b.part[1])}};
 }
-static inline struct lanes lanes_minimum(struct lanes a, struct lanes b) /* a < b ? a : b */
-{
-    return (struct lanes){{_mm256_min_ps(a.part[0], b.part[0]), _mm256_min_ps(a.part[1], b.part[1])}};
-}
 static inline struct lanes lanes_magnitude(struct lanes x)
 {
     __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
@@ -95,13 +91,23 @@ static inline struct lanes lanes_of_integers(struct integer_lanes x)
 {
     return (struct lanes){{_mm256_cvtepi32_ps(x.part[0]), _mm256_cvtepi32_ps(x.part[1])}};
 }
-/* Whole numbers from -128 to 127 as bytes. */
-static inline void lanes_store_bytes(struct lanes x, int8_t *ret_y)
+/* The nearest whole numbers (ties to even) of 64 numbers from -127 to 127, as bytes; returns their sum. What is no number
+ * becomes one from -127 to 127 all the same. */
+static inline int32_t lanes_store_bytes(const struct lanes x[64 / LANES], int8_t *ret_y)
 {
-    __m256i halves = _mm256_packs_epi32(_mm256_cvttps_epi32(x.part[0]), _mm256_cvttps_epi32(x.part[1]));
-    halves = _mm256_permute4x64_epi64(halves, 0xd8);
-    __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-    _mm_storeu_si128((__m128i *)(void *)ret_y, bytes);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); /* packing stays inside 128 bits */
+    __m256i sum = _mm256_setzero_si256();
+    for (unsigned i = 0; i < 2; i++) {
+        __m256i low = _mm256_packs_epi32(_mm256_cvtps_epi32(x[2 * i].part[0]), _mm256_cvtps_epi32(x[2 * i].part[1]));
+        __m256i high =
+            _mm256_packs_epi32(_mm256_cvtps_epi32(x[2 * i + 1].part[0]), _mm256_cvtps_epi32(x[2 * i + 1].part[1]));
+        __m256i bytes = _mm256_max_epi8(_mm256_packs_epi16(low, high), _mm256_set1_epi8(-127));
+        _mm256_storeu_si256((__m256i *)(void *)(ret_y + 32 * i), _mm256_permutevar8x32_epi32(bytes, order));
+        __m256i positive = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)); /* 128 too much */
+        sum = _mm256_add_epi64(sum, _mm256_sad_epu8(positive, _mm256_setzero_si256()));
+    }
+    __m128i two = _mm_add_epi64(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    return _mm_cvtsi128_si32(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two))) - 64 * 128;
 }
 
 static inline struct integer_lanes integers_zero(void)
@@ -149,4 +155,88 @@ static inline struct integer_lanes integers_dot(struct integer_lanes sum, struct
 {
     return (struct integer_lanes){{_mm256_add_epi32(sum.part[0], _mm256_madd_epi16(a.part[0], b.part[0])),
                                    _mm256_add_epi32(sum.part[1], _mm256_madd_epi16(a.part[1], b.part[1]))}};
+}
+
+/* Floats as unsigned integers of the same order; -0 as 0. */
+static inline __m256i avx2_order(__m256 x)
+{
+    __m256i bits = _mm256_castps_si256(_mm256_add_ps(x, _mm256_setzero_ps()));
+    return _mm256_xor_si256(bits, _mm256_or_si256(_mm256_srai_epi32(bits, 31), _mm256_set1_epi32(INT32_MIN)));
+}
+static inline struct integer_lanes lanes_order(struct lanes x)
+{
+    return (struct integer_lanes){{avx2_order(x.part[0]), avx2_order(x.part[1])}};
+}
+static inline struct integer_lanes integers_set(uint32_t x)
+{
+    return (struct integer_lanes){{_mm256_set1_epi32((int32_t)x), _mm256_set1_epi32((int32_t)x)}};
+}
+static inline struct integer_lanes integers_count(uint32_t first) /* first, first + 1, ... */
+{
+    __m256i low = _mm256_add_epi32(_mm256_set1_epi32((int32_t)first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    return (struct integer_lanes){{low, _mm256_add_epi32(low, _mm256_set1_epi32(8))}};
+}
+static inline struct integer_lanes integers_and(struct integer_lanes a, struct integer_lanes b)
+{
+    return (struct integer_lanes){{_mm256_and_si256(a.part[0], b.part[0]), _mm256_and_si256(a.part[1], b.part[1])}};
+}
+static inline struct integer_lanes integers_shift_right(struct integer_lanes x, int count) /* unsigned */
+{
+    __m128i shift = _mm_cvtsi32_si128(count);
+    return (struct integer_lanes){{_mm256_srl_epi32(x.part[0], shift), _mm256_srl_epi32(x.part[1], shift)}};
+}
+static inline uint32_t avx2_mask(__m256i low, __m256i high)
+{
+    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(low)) |
+           (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(high)) << 8;
+}
+static inline uint32_t integers_equal(struct integer_lanes a, struct integer_lanes b) /* bit l: lane l of a == b */
+{
+    return avx2_mask(_mm256_cmpeq_epi32(a.part[0], b.part[0]), _mm256_cmpeq_epi32(a.part[1], b.part[1]));
+}
+static inline uint32_t integers_above(struct integer_lanes a, struct integer_lanes b) /* a > b, unsigned */
+{
+    __m256i sign = _mm256_set1_epi32(INT32_MIN);
+    return avx2_mask(_mm256_cmpgt_epi32(_mm256_xor_si256(a.part[0], sign), _mm256_xor_si256(b.part[0], sign)),
+                     _mm256_cmpgt_epi32(_mm256_xor_si256(a.part[1], sign), _mm256_xor_si256(b.part[1], sign)));
+}
+static inline void integers_store(struct integer_lanes x, uint32_t *ret_y)
+{
+    _mm256_storeu_si256((__m256i *)(void *)ret_y, x.part[0]);
+    _mm256_storeu_si256((__m256i *)(void *)(ret_y + 8), x.part[1]);
+}
+/* Bytes of four words, those of the mask first. */
+static inline __m128i avx2_chosen(__m128i x, uint32_t mask)
+{
+#define WORD(w) 0x03020100u + 0x04040404u * (w)
+    static const uint32_t order[16][4] = {
+        {0},
+        {WORD(0)},
+        {WORD(1)},
+        {WORD(0), WORD(1)},
+        {WORD(2)},
+        {WORD(0), WORD(2)},
+        {WORD(1), WORD(2)},
+        {WORD(0), WORD(1), WORD(2)},
+        {WORD(3)},
+        {WORD(0), WORD(3)},
+        {WORD(1), WORD(3)},
+        {WORD(0), WORD(1), WORD(3)},
+        {WORD(2), WORD(3)},
+        {WORD(0), WORD(2), WORD(3)},
+        {WORD(1), WORD(2), WORD(3)},
+        {WORD(0), WORD(1), WORD(2), WORD(3)},
+    };
+#undef WORD
+    return _mm_shuffle_epi8(x, _mm_loadu_si128((const __m128i *)(const void *)order[mask & 15]));
+}
+/* The lanes of the mask, one behind the other; anything after them, up to 16 in all. */
+static inline void integers_store_chosen(struct integer_lanes x, uint32_t mask, uint32_t *ret_y)
+{
+    const __m128i four[] = {_mm256_castsi256_si128(x.part[0]), _mm256_extracti128_si256(x.part[0], 1),
+                            _mm256_castsi256_si128(x.part[1]), _mm256_extracti128_si256(x.part[1], 1)};
+    for (unsigned i = 0; i < 4; i++) {
+        uint32_t before = mask & ((1u << 4 * i) - 1);
+        _mm_storeu_si128((__m128i *)(void *)(ret_y + __builtin_popcount(before)), avx2_chosen(four[i], mask >> 4 * i));
+    }
 }

@@ -53,10 +53,6 @@ static inline struct lanes lanes_maximum(struct lanes a, struct lanes b) /* a > 
 {
     return (struct lanes){_mm512_max_ps(a.all, b.all)};
 }
-static inline struct lanes lanes_minimum(struct lanes a, struct lanes b) /* a < b ? a : b */
-{
-    return (struct lanes){_mm512_min_ps(a.all, b.all)};
-}
 static inline struct lanes lanes_magnitude(struct lanes x)
 {
     return (struct lanes){_mm512_and_ps(x.all, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff)))};
@@ -96,10 +92,21 @@ static inline struct lanes lanes_of_integers(struct integer_lanes x)
 {
     return (struct lanes){_mm512_cvtepi32_ps(x.all)};
 }
-/* Whole numbers from -128 to 127 as bytes. */
-static inline void lanes_store_bytes(struct lanes x, int8_t *ret_y)
+/* The nearest whole numbers (ties to even) of 64 numbers from -127 to 127, as bytes; returns their sum. What is no number
+ * becomes one from -127 to 127 all the same. */
+static inline int32_t lanes_store_bytes(const struct lanes x[64 / LANES], int8_t *ret_y)
 {
-    _mm_storeu_si128((__m128i *)(void *)ret_y, _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(x.all)));
+    /* packing stays inside 128 bits */
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i low = _mm512_packs_epi32(_mm512_cvtps_epi32(x[0].all), _mm512_cvtps_epi32(x[1].all));
+    __m512i high = _mm512_packs_epi32(_mm512_cvtps_epi32(x[2].all), _mm512_cvtps_epi32(x[3].all));
+    __m512i bytes = _mm512_max_epi8(_mm512_packs_epi16(low, high), _mm512_set1_epi8(-127));
+    _mm512_storeu_si512(ret_y, _mm512_permutexvar_epi32(order, bytes));
+    __m512i positive = _mm512_xor_si512(bytes, _mm512_set1_epi8(-128)); /* 128 too much */
+    __m512i sum = _mm512_sad_epu8(positive, _mm512_setzero_si512());
+    __m256i four = _mm256_add_epi64(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64(sum, 1));
+    __m128i two = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+    return _mm_cvtsi128_si32(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two))) - 64 * 128;
 }
 
 static inline struct integer_lanes integers_load(const void *x)
@@ -116,4 +123,46 @@ static inline struct integer_lanes integers_nibbles(struct integer_lanes x,
     __m512i shifted = high ? _mm512_srli_epi16(x.all, 4) : x.all;
     return (struct integer_lanes){
         _mm512_sub_epi8(_mm512_and_si512(shifted, _mm512_set1_epi8(15)), _mm512_set1_epi8(8))};
+}
+
+/* Floats as unsigned integers of the same order; -0 as 0. */
+static inline struct integer_lanes lanes_order(struct lanes x)
+{
+    __m512i bits = _mm512_castps_si512(_mm512_add_ps(x.all, _mm512_setzero_ps()));
+    __m512i flip = _mm512_or_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT32_MIN));
+    return (struct integer_lanes){_mm512_xor_si512(bits, flip)};
+}
+static inline struct integer_lanes integers_set(uint32_t x)
+{
+    return (struct integer_lanes){_mm512_set1_epi32((int32_t)x)};
+}
+static inline struct integer_lanes integers_count(uint32_t first) /* first, first + 1, ... */
+{
+    return (struct integer_lanes){_mm512_add_epi32(
+        _mm512_set1_epi32((int32_t)first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))};
+}
+static inline struct integer_lanes integers_and(struct integer_lanes a, struct integer_lanes b)
+{
+    return (struct integer_lanes){_mm512_and_si512(a.all, b.all)};
+}
+static inline struct integer_lanes integers_shift_right(struct integer_lanes x, int count) /* unsigned */
+{
+    return (struct integer_lanes){_mm512_srl_epi32(x.all, _mm_cvtsi32_si128(count))};
+}
+static inline uint32_t integers_equal(struct integer_lanes a, struct integer_lanes b) /* bit l: lane l of a == b */
+{
+    return _mm512_cmpeq_epi32_mask(a.all, b.all);
+}
+static inline uint32_t integers_above(struct integer_lanes a, struct integer_lanes b) /* a > b, unsigned */
+{
+    return _mm512_cmpgt_epu32_mask(a.all, b.all);
+}
+static inline void integers_store(struct integer_lanes x, uint32_t *ret_y)
+{
+    _mm512_storeu_si512(ret_y, x.all);
+}
+/* The lanes of the mask, one behind the other; anything after them, up to 16 in all. */
+static inline void integers_store_chosen(struct integer_lanes x, uint32_t mask, uint32_t *ret_y)
+{
+    _mm512_storeu_si512(ret_y, _mm512_maskz_compress_epi32((__mmask16)mask, x.all));
 }

@@ -29,9 +29,8 @@ static inline uint32_t bits_of_float(float x)
 static inline float inline_exp(float x)
 {
     const float shift = 0x1.8p23f; /* adding and subtracting it rounds to the nearest integer, ties to even */
-    float bounded = x > 89.0f ? 89.0f : x;
-    bounded = bounded < -104.0f ? -104.0f : bounded;
-    bounded = x != x ? 0.0f : bounded;
+    float bounded = x < 89.0f ? x : 89.0f; /* one instruction each; NaN is looked at last */
+    bounded = bounded > -104.0f ? bounded : -104.0f;
     float n = (bounded * 0x1.715476p+0f + shift) - shift;
     float r = __builtin_fmaf(n, -0x1.62e4p-1f, bounded);
     r = __builtin_fmaf(n, -0x1.7f7d1cp-20f, r);
@@ -47,9 +46,7 @@ static inline float inline_exp(float x)
     int32_t half = power >> 1;
     float low = float_of_bits((uint32_t)(half + 127) << 23);
     float high = float_of_bits((uint32_t)(power - half + 127) << 23);
-    float y = (p * low) * high;
-    y = x > 89.0f ? __builtin_inff() : y;
-    y = x < -104.0f ? 0.0f : y;
+    float y = (p * low) * high; /* of 89 it overflows to infinity, of -104 it rounds to 0 */
     return x != x ? x : y;
 }
 

@@ -1,6 +1,7 @@
 #include "compute/model.h"
 
 #include "compute/family.h"
+#include "compute/lookahead.h"
 #include "compute/math.h"
 
 #include <math.h>
@@ -73,11 +74,6 @@ static uint32_t larger(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-static uint32_t shared_width(const struct model_config *c)
-{
-    return c->shared_experts * c->expert_width;
-}
-
 static int allocate_activations(struct model *model)
 {
     const struct model_config *c = &model->facts.config;
@@ -96,10 +92,6 @@ static int allocate_activations(struct model *model)
         status = allocate_activation(model, &s->o, rows, c->heads * c->v_head);
     if (status == 0)
         status = allocate_activation(model, &s->index, rows, c->index_heads * c->index_dim);
-    if (status == 0)
-        status = allocate_activation(model, &s->mlp, rows, larger(c->dense_width, shared_width(c)));
-    if (status == 0)
-        status = allocate_activation(model, &s->pair, rows * c->top_k, c->expert_width);
     return status;
 }
 
@@ -124,9 +116,11 @@ static int allocate_thread(struct model *model, struct thread *thread)
     const struct model_config *c = &f->config;
     uint32_t width = c->kv_lora + c->qk_rope, keys = f->index_topk < f->context ? f->index_topk : f->context;
     uint32_t row = larger(larger(2 * c->hidden, c->index_heads * c->index_dim), larger(width, c->q_lora));
-    size_t candidates = exchange_candidates(f);
+    size_t candidates = exchange_candidates(f), gate = (size_t)gate_room(f) * GROUP;
     const struct need needs[] = {
         NEED(thread->rows, f->max_rows + f->logit_rows),
+        NEED(thread->gate, gate),
+        NEED(thread->up, gate),
         NEED(thread->keys, (size_t)KEY_BLOCK * width),
         NEED(thread->scores, (size_t)ATTENTION_HEADS * keys),
         NEED(thread->z, (size_t)ATTENTION_HEADS * c->kv_lora),
@@ -144,7 +138,6 @@ static int allocate_state(struct model *model, struct error *ret_error)
     const struct model_config *c = &f->config;
     struct state *s = &model->state;
     size_t rows = f->max_rows, own = model->heads.count, candidates = exchange_candidates(f);
-    size_t widest = larger(larger(c->dense_width, shared_width(c)), c->expert_width);
     size_t x_rows = larger(f->max_rows, f->logit_rows);
     const struct need needs[] = {
         NEED(s->x, x_rows * c->hidden),
@@ -159,8 +152,6 @@ static int allocate_state(struct model *model, struct error *ret_error)
         NEED(s->chosen_weight, rows * c->top_k),
         NEED(s->expert_first, c->experts + 1),
         NEED(s->pairs, rows * c->top_k),
-        NEED(s->gate, rows * widest),
-        NEED(s->up, rows * widest),
         NEED(s->shared_y, rows * c->hidden),
         NEED(s->pair_y, rows * c->top_k * model->hidden_blocks.count * BLOCK_ROWS),
         NEED(s->wave, c->experts),
@@ -263,6 +254,8 @@ int model_open(const char *instance, const struct facts *facts, struct control *
         status = attach_all(model, instance, ret_error);
     if (status == 0)
         status = allocate_state(model, ret_error);
+    if (status == 0)
+        status = lookahead_open(model, ret_error);
     if (status < 0) {
         model_close(model);
         return status;
@@ -279,6 +272,7 @@ void model_close(struct model *model)
     for (size_t i = 0; i < model->state.memory_count; i++)
         free(model->state.memory[i]);
     free(model->state.memory);
+    lookahead_close(model);
     if (model->pool.header)
         pool_detach(&model->pool);
     exchange_detach(&model->exchange);
@@ -344,11 +338,6 @@ static int run_team(struct model *model)
     return status;
 }
 
-static void add_counter(_Atomic uint64_t *counter, uint64_t value)
-{
-    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + value, memory_order_relaxed);
-}
-
 static int refuse_step(const struct model *model, const struct step *step, struct error *ret_error)
 {
     if (step->draft && !model->facts.config.mtp_layers)
@@ -370,12 +359,13 @@ int model_step(struct model *model, const struct step *step, struct step_done *r
         return error_set(ret_error, ESTALE, "a STEP of epoch %u, which is over", step->epoch);
     if (model->exchange.epoch != step->epoch)
         model_acknowledge(model, step->epoch);
+    demand->hits = demand->misses = 0;
+    model->failure = (struct expert_failure){0};
     int status = refuse_step(model, step, ret_error);
     if (status == 0) {
         model->step = step;
-        demand->hits = demand->misses = 0;
-        model->failure = (struct expert_failure){0};
         fill_batches(model, step);
+        lookahead_begin(model);
         status = run_team(model);
     }
     if (status < 0) {

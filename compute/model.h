@@ -6,6 +6,7 @@
  *   indexer.c  which keys a row attends to                moe.c        router, waves, experts
  *   demand.c   worker 0 and iod: pins, requests, waves    mtp.c        the draft layer
  *   team.c     threads of a worker, and their meeting with other workers
+ *   lookahead.c  the next layer's likely experts
  *
  * All threads of all workers run the same functions on the same STEP (SPMD). Names of dimensions: rows = token rows of the step; W
  * workers; own = this worker's part. Every [rows] below has room for facts.max_rows. */
@@ -140,8 +141,6 @@ struct state {
     struct activation nope, latent; /* [rows * own heads][qk_nope], [kv_lora] */
     struct activation o;            /* [rows][heads * v_head] */
     struct activation index;        /* [rows][index_heads * index_dim] */
-    struct activation mlp;          /* [rows][dense_width or shared width] */
-    struct activation pair;         /* [rows * top_k][expert_width] */
     float *q;                       /* [rows][own heads][qk_nope + qk_rope] */
     float *q_latent;                /* [rows][own heads][kv_lora + qk_rope] */
     float *index_weight;            /* [rows][index_heads], times index_heads^-1/2 */
@@ -153,7 +152,6 @@ struct state {
     float *chosen_weight;           /* [rows][top_k] */
     uint32_t *expert_first;         /* [experts + 1]: where an expert's pairs begin in `pairs` */
     uint32_t *pairs;                /* [rows * top_k]: row * top_k + place, by expert, then row */
-    float *gate, *up;               /* [rows][widest MLP]: a thread touches its own columns only */
     float *shared_y;                /* [rows][hidden]: own columns */
     float *pair_y;                  /* [rows * top_k][own columns of hidden] */
     struct wave_expert *wave;       /* [experts] */
@@ -172,8 +170,9 @@ struct state {
 struct thread {
     struct team_place place;
     struct model *model;
-    uint32_t index;
+    uint32_t index, job;     /* job: number of the last one */
     struct matmul_row *rows; /* [max_rows] */
+    float *gate, *up;        /* [gate_room][64]: rows x groups, before SwiGLU */
     float *keys;             /* [64][kv_lora + qk_rope] */
     float *scores;           /* [ATTENTION_HEADS][most keys] */
     float *z;                /* [ATTENTION_HEADS][kv_lora] */
@@ -184,6 +183,9 @@ struct thread {
 
 #define ATTENTION_HEADS 32u /* heads that share a block of keys in one task, at most */
 #define SELECT_ROWS 16u     /* rows whose index scores are held at a time */
+#define GATE_GROUPS 32u     /* of gate and up that one call computes for one row */
+#define GROUP_BLOCKS                                                                                                   \
+    (GROUP / BLOCK_ROWS) /* block rows of gate and up whose results are one group of down's activations */
 
 struct model {
     struct facts facts;
@@ -206,6 +208,7 @@ struct model {
     struct expert_shape expert_shape;
     struct slice_part parts[EXPERT_SLICES][EXPERT_MATRICES];
     const struct step *step;       /* the running one */
+    struct lookahead *lookahead;   /* worker 0's, or NULL */
     struct expert_failure failure; /* W: the team's first thread */
     struct error error;            /* W: the team's first thread, with a fatal status */
 };
@@ -230,9 +233,22 @@ static inline struct range thread_range(const struct thread *thread, uint32_t co
     return split(count, thread->index, thread->model->team.threads);
 }
 
+/* Groups of a row that thread->gate and thread->up hold, all rows together: one group of every row, or a wide run of one row. */
+static inline uint32_t gate_room(const struct facts *facts)
+{
+    return facts->max_rows > GATE_GROUPS ? facts->max_rows : GATE_GROUPS;
+}
+
 /* Units (16-row blocks of a matrix, or rows of a small one) that this thread computes of `count`: the worker's, then the thread's. */
 struct range worker_range(const struct facts *facts, uint32_t self, uint32_t count);
 struct range own_range(const struct thread *thread, uint32_t count);
+
+/* Units of two block rows, which share their activations in the kernels: how many, and what a run of them holds. */
+static inline uint32_t block_units(struct range blocks)
+{
+    return (blocks.count + 1) / 2;
+}
+struct range unit_blocks(struct range blocks, struct range units);
 
 /* Own columns of one pair's expert result, from block row `block` (of the whole matrix) on. */
 static inline float *pair_result(const struct model *model, uint32_t pair, uint32_t block)
@@ -267,13 +283,27 @@ int forward_mlp_dense(struct thread *thread, struct batch *batch, uint32_t layer
 void embed_row(const struct thread *thread, int32_t token, float *ret_x); /* [hidden] */
 /* cos and sin of a row's position: angles position * theta^(-2j / qk_rope) in f64, rounded to f32. */
 void rope_row(const struct model *model, struct batch *batch, uint32_t row);
+/* Room for an activation of `rows` rows in `memory`, where f32 values would fit too: [q][scales][sums], or [x] in the reference mode. */
+struct activation activation_at(const struct model *model, void *memory, size_t rows, uint32_t width);
 /* Makes row `row` of an activation from x [width]. */
 void activation_set(const struct model *model, struct activation *activation, uint32_t row, const float *x);
+/* Makes row `row` of an activation from rmsnorm of x [width]; ret_y [width], or NULL: the normed values too. */
+void activation_norm(const struct model *model, struct activation *activation, uint32_t row, const float *x,
+                     const float *weight, float eps, float *ret_y);
 /* y + r * stride + 16 * blocks.first ... = rows first .. first + rows - 1 of the activation times those block rows of the matrix. */
 void matrix_multiply(struct thread *thread, const struct matrix *matrix, const struct activation *activation,
                      uint32_t first, uint32_t rows, struct range blocks, float *y, size_t stride);
-/* The residual sum of own columns into the exchange, the exchange, and h everywhere: y [rows] as matrix_multiply left it in the buffer. */
-int residual_exchange(struct thread *thread, struct batch *batch, float *buffer);
+/* The same for block rows that the team shares, in pairs; all threads call it, and a barrier follows. `residual` [rows][n], or NULL: added
+ * to y. */
+void matrix_multiply_team(struct thread *thread, const struct matrix *matrix, const struct activation *activation,
+                          uint32_t rows, struct range blocks, const float *residual, float *y, size_t stride);
+/* Gate and up of a dense MLP or a shared expert, own groups, shared by the team: their SwiGLU into ret_units [rows][width]. */
+void forward_gate_up(struct thread *thread, const struct layer_weights *w, uint32_t rows, struct activation *ret_units);
+/* SwiGLU of gate and up [groups * 64] into these groups of row `row` of an activation. */
+void activation_swiglu(const struct model *model, struct activation *activation, size_t row, struct range groups,
+                       const float *gate, const float *up);
+/* The exchange of the residual stream, and h everywhere: own columns of `buffer` [rows][hidden] have been written. */
+int residual_exchange(struct thread *thread, struct batch *batch, const float *buffer);
 /* logits of the rows `row[i]` of x, normed by `norm`; UINT32_MAX: a row of zeros. */
 int forward_logits(struct thread *thread, const float *h, const uint32_t *row, const float *norm, int draft);
 

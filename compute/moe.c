@@ -2,10 +2,11 @@
  *
  * Worker 0 alone speaks with iod. It pins the wanted experts that are READY and asks for the others, in ascending id, and computes in
  * waves: a wave is every wanted expert that it could pin now. It publishes the wave in an exchange; all workers do gate and up of their
- * rows for all (row, expert) pairs of the wave, exchange the SwiGLU values, do down; a barrier; worker 0 unpins. Every pair's result is
- * kept alone and the sum is made at the end in ascending expert id, so the waves leave no trace in the numbers. */
+ * columns for all (row, expert) pairs of the wave, exchange the SwiGLU values, do down; a barrier; worker 0 unpins. Every pair's result
+ * is kept alone and the sum is made at the end in ascending expert id, so the waves leave no trace in the numbers. */
 #include "compute/demand.h"
 #include "compute/family.h"
+#include "compute/lookahead.h"
 
 #include <math.h>
 #include <string.h>
@@ -60,11 +61,9 @@ static void route(struct thread *thread, struct batch *batch, uint32_t layer)
     const struct layer_weights *w = &model->weights.layers[layer];
     struct state *state = &model->state;
     struct range rows = thread_range(thread, batch->rows);
-    for (uint32_t r = rows.first; r < rows.first + rows.count; r++) {
-        float *x = state->x + (size_t)r * c->hidden;
-        model->kernels->rmsnorm(batch->h + (size_t)r * c->hidden, w->post_norm, c->hidden, c->rms_eps, x);
-        activation_set(model, &state->hidden, r, x);
-    }
+    for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
+        activation_norm(model, &state->hidden, r, batch->h + (size_t)r * c->hidden, w->post_norm, c->rms_eps,
+                        state->x + (size_t)r * c->hidden);
     team_sync(thread, 0);
     struct range own = thread_range(thread, c->experts);
     const char *first = (const char *)w->router.data + (size_t)own.first * c->hidden * dtype_bytes(w->router.dtype);
@@ -143,77 +142,78 @@ static uint32_t pair_rows(struct thread *thread, const struct activation *activa
     return count;
 }
 
-/* SwiGLU of own rows for all pairs of the wave, into swiglu [pairs][expert_width]. */
-static void wave_gate_up(struct thread *thread, uint32_t layer, float *swiglu)
+static uint32_t lesser(uint32_t a, uint32_t b)
 {
-    struct model *model = thread->model;
-    struct state *state = &model->state;
-    const struct layer_weights *w = &model->weights.layers[layer];
-    uint32_t width = model->facts.config.expert_width;
-    struct range own = own_range(thread, width / BLOCK_ROWS);
-    size_t first = (size_t)own.first * BLOCK_ROWS;
-    for (uint32_t i = 0; i < state->wave_count && own.count > 0; i++) {
-        const struct wave_expert *expert = &state->wave[i];
-        uint32_t count = pair_rows(thread, &state->hidden, expert->expert, true, state->gate + first, width);
-        expert_multiply(thread, expert, EXPERT_GATE, w, own, count);
-        pair_rows(thread, &state->hidden, expert->expert, true, state->up + first, width);
-        expert_multiply(thread, expert, EXPERT_UP, w, own, count);
-        for (uint32_t n = 0; n < count; n++) {
-            uint32_t pair = state->pairs[state->expert_first[expert->expert] + n];
-            size_t at = n * (size_t)width + first;
-            model->kernels->swiglu(state->gate + at, state->up + at, own.count * BLOCK_ROWS,
-                                   swiglu + (size_t)pair * width + first);
-        }
-    }
+    return a < b ? a : b;
 }
 
-/* Activations of the wave's pairs from the exchanged SwiGLU values: pairs shared out over the threads. */
-static void wave_activations(struct thread *thread, const float *swiglu)
+/* Gate and up of these groups of an expert for all its pairs, and their SwiGLU. */
+static void gate_up_groups(struct thread *thread, const struct wave_expert *expert, const struct layer_weights *w,
+                           struct range groups, struct activation *ret_pairs)
 {
-    struct model *model = thread->model;
-    struct state *state = &model->state;
-    uint32_t width = model->facts.config.expert_width, threads = model->team.threads, number = 0;
-    for (uint32_t i = 0; i < state->wave_count; i++) {
-        uint32_t expert = state->wave[i].expert;
-        for (uint32_t p = state->expert_first[expert]; p < state->expert_first[expert + 1]; p++, number++)
-            if (number % threads == thread->index)
-                activation_set(model, &state->pair, state->pairs[p], swiglu + (size_t)state->pairs[p] * width);
-    }
-}
-
-/* Down: own columns of each pair's result, kept alone in pair_y [pairs][hidden]. */
-static void wave_down(struct thread *thread, uint32_t layer)
-{
-    struct model *model = thread->model;
-    struct state *state = &model->state;
-    uint32_t hidden = model->facts.config.hidden;
-    struct range own = own_range(thread, hidden / BLOCK_ROWS);
-    for (uint32_t i = 0; i < state->wave_count && own.count > 0; i++) {
-        uint32_t expert = state->wave[i].expert;
-        uint32_t count = pair_rows(thread, &state->pair, expert, false, NULL, 0);
+    const struct model *model = thread->model;
+    const struct state *state = &model->state;
+    uint32_t first = state->expert_first[expert->expert], count = state->expert_first[expert->expert + 1] - first;
+    while (groups.count > 0) {
+        uint32_t most = count > 0 ? gate_room(&model->facts) / count : groups.count;
+        struct range now = {groups.first, lesser(groups.count, most)};
+        struct range blocks = {now.first * GROUP_BLOCKS, now.count * GROUP_BLOCKS};
+        size_t columns = (size_t)now.count * GROUP;
+        pair_rows(thread, &state->hidden, expert->expert, true, thread->gate, columns);
+        expert_multiply(thread, expert, EXPERT_GATE, w, blocks, count);
+        pair_rows(thread, &state->hidden, expert->expert, true, thread->up, columns);
+        expert_multiply(thread, expert, EXPERT_UP, w, blocks, count);
         for (uint32_t n = 0; n < count; n++)
-            thread->rows[n].y = pair_result(model, state->pairs[state->expert_first[expert] + n], own.first);
-        expert_multiply(thread, &state->wave[i], EXPERT_DOWN, &model->weights.layers[layer], own, count);
+            activation_swiglu(model, ret_pairs, state->pairs[first + n], now, thread->gate + n * columns,
+                              thread->up + n * columns);
+        groups.first += now.count;
+        groups.count -= now.count;
     }
 }
 
-/* The shared expert's gate and up, own rows, into swiglu [rows][shared width]: done while the wave is on its way. */
-static void shared_gate_up(struct thread *thread, const struct batch *batch, uint32_t layer, float *swiglu)
+/* SwiGLU of the units (expert of the wave, own group of its width), laid end to end, as activations [pairs][expert_width]. */
+static void wave_gate_up(struct thread *thread, uint32_t layer, struct activation *ret_pairs)
 {
     struct model *model = thread->model;
     struct state *state = &model->state;
     const struct layer_weights *w = &model->weights.layers[layer];
-    uint32_t width = w->gate.n;
-    struct range own = own_range(thread, width / BLOCK_ROWS);
-    matrix_multiply(thread, &w->gate, &state->hidden, 0, batch->rows, own, state->gate, width);
-    matrix_multiply(thread, &w->up, &state->hidden, 0, batch->rows, own, state->up, width);
-    for (uint32_t r = 0; r < batch->rows; r++) {
-        size_t at = (size_t)r * width + (size_t)own.first * BLOCK_ROWS;
-        model->kernels->swiglu(state->gate + at, state->up + at, own.count * BLOCK_ROWS, swiglu + at);
-    }
+    struct range own = worker_range(&model->facts, model->self, model->facts.config.expert_width / GROUP), run;
+    struct team_job job = team_begin(thread, state->wave_count * own.count, TAIL_SOME);
+    while (team_take(&job, &run))
+        while (run.count > 0) {
+            const struct wave_expert *expert = &state->wave[run.first / own.count];
+            uint32_t first = run.first % own.count, count = lesser(own.count - first, run.count);
+            gate_up_groups(thread, expert, w, (struct range){own.first + first, count}, ret_pairs);
+            run.first += count;
+            run.count -= count;
+        }
 }
 
-/* y = fma(w_e, y_e, y) in ascending expert id from 0, then the shared expert; own columns, into the buffer. */
+/* Down: the units (expert of the wave, two own block rows), laid end to end; results kept alone in pair_y [pairs][own columns]. */
+static void wave_down(struct thread *thread, uint32_t layer, const struct activation *pairs)
+{
+    struct model *model = thread->model;
+    struct state *state = &model->state;
+    const struct layer_weights *w = &model->weights.layers[layer];
+    uint32_t an_expert = block_units(model->hidden_blocks);
+    struct team_job job = team_begin(thread, state->wave_count * an_expert, TAIL_SOME);
+    struct range run;
+    while (team_take(&job, &run))
+        while (run.count > 0) {
+            const struct wave_expert *expert = &state->wave[run.first / an_expert];
+            uint32_t first = run.first % an_expert, count = lesser(an_expert - first, run.count);
+            struct range blocks = unit_blocks(model->hidden_blocks, (struct range){first, count});
+            uint32_t rows = pair_rows(thread, pairs, expert->expert, false, NULL, 0);
+            for (uint32_t n = 0; n < rows; n++)
+                thread->rows[n].y =
+                    pair_result(model, state->pairs[state->expert_first[expert->expert] + n], blocks.first);
+            expert_multiply(thread, expert, EXPERT_DOWN, w, blocks, rows);
+            run.first += count;
+            run.count -= count;
+        }
+}
+
+/* y = fma(w_e, y_e, y) in ascending expert id from 0, then the shared expert, then h; own columns, into the buffer. */
 static void combine(struct thread *thread, const struct batch *batch, bool shared, float *buffer)
 {
     struct model *model = thread->model;
@@ -230,11 +230,14 @@ static void combine(struct thread *thread, const struct batch *batch, bool share
         }
         if (shared)
             model->kernels->add(state->shared_y + (size_t)r * c->hidden + first, count, y);
+        model->kernels->add(batch->h + (size_t)r * c->hidden + first, count, y);
     }
 }
 
-/* One wave from its list to its results; the first also carries the shared expert. `buffer` holds what was exchanged with the list. */
-static int run_wave(struct thread *thread, struct batch *batch, uint32_t layer, unsigned char *buffer, bool with_shared)
+/* One wave from its list, which stands in `buffer`, to its results. The first carries `shared`, the shared expert's activations of the
+ * same exchange: they must be read before the next but one ends, so down comes before the wave's own products. */
+static int run_wave(struct thread *thread, struct batch *batch, uint32_t layer, const unsigned char *buffer,
+                    const struct activation *shared)
 {
     struct model *model = thread->model;
     struct state *state = &model->state;
@@ -245,56 +248,47 @@ static int run_wave(struct thread *thread, struct batch *batch, uint32_t layer, 
     status = team_sync(thread, status);
     if (status < 0)
         return status;
-    struct activation shared = state->mlp;
-    shared.width = w->gate.n;
-    if (with_shared) {
+    if (shared) {
         part_begin(thread, PART_SHARED);
-        const float *swiglu = (const float *)(const void *)(buffer + EXCHANGE_WAVE_BYTES);
-        struct range rows = thread_range(thread, batch->rows);
-        for (uint32_t r = rows.first; r < rows.first + rows.count; r++)
-            activation_set(model, &shared, r, swiglu + (size_t)r * shared.width);
+        matrix_multiply_team(thread, &w->down, shared, batch->rows, model->hidden_blocks, NULL, state->shared_y,
+                             model->facts.config.hidden);
         part_begin(thread, PART_EXPERTS);
     }
-    float *swiglu = exchange_buffer(&model->exchange);
-    wave_gate_up(thread, layer, swiglu);
+    uint32_t pairs = batch->rows * model->facts.config.top_k;
+    struct activation inner =
+        activation_at(model, exchange_buffer(&model->exchange), pairs, model->facts.config.expert_width);
+    wave_gate_up(thread, layer, &inner);
     status = team_exchange(thread, 0);
     if (status < 0)
         return status;
-    if (with_shared) {
-        part_begin(thread, PART_SHARED);
-        matrix_multiply(thread, &w->down, &shared, 0, batch->rows,
-                        own_range(thread, model->facts.config.hidden / BLOCK_ROWS), state->shared_y,
-                        model->facts.config.hidden);
-        part_begin(thread, PART_EXPERTS);
-    }
-    wave_activations(thread, swiglu);
-    team_sync(thread, 0);
-    wave_down(thread, layer);
+    wave_down(thread, layer, &inner);
     return 0;
 }
 
 int forward_mlp_moe(struct thread *thread, struct batch *batch, uint32_t layer)
 {
     struct model *model = thread->model;
+    const struct layer_weights *w = &model->weights.layers[layer];
     struct state *state = &model->state;
-    bool shared = model->weights.layers[layer].gate.n > 0, first = true,
-         leader = model->self == 0 && thread->index == 0;
+    bool has_shared = w->gate.n > 0, leader = model->self == 0 && thread->index == 0;
     part_begin(thread, PART_ROUTER);
     route(thread, batch, layer);
     part_begin(thread, PART_EXPERTS);
     if (leader)
-        demand_begin(model, layer);
+        demand_begin(model, batch, layer);
+    lookahead_ask(thread, batch, layer);
     unsigned char *buffer = exchange_buffer(&model->exchange);
-    if (shared) {
+    struct activation shared = activation_at(model, buffer + EXCHANGE_WAVE_BYTES, batch->rows, w->gate.n);
+    if (has_shared) {
         part_begin(thread, PART_SHARED);
-        shared_gate_up(thread, batch, layer, (float *)(void *)(buffer + EXCHANGE_WAVE_BYTES));
+        forward_gate_up(thread, w, batch->rows, &shared);
         part_begin(thread, PART_EXPERTS);
     }
-    for (;; first = false) {
+    for (bool first = true;; first = false) {
         int status = leader ? demand_publish_wave(model, layer, (struct wave_list *)(void *)buffer) : 0;
         status = team_exchange(thread, status);
         if (status == 0)
-            status = run_wave(thread, batch, layer, buffer, first && shared);
+            status = run_wave(thread, batch, layer, buffer, first && has_shared ? &shared : NULL);
         if (status < 0)
             return status;
         /* `wanted` and `done` change only in thread 0, here; the others look after the sync. */
@@ -311,7 +305,7 @@ int forward_mlp_moe(struct thread *thread, struct batch *batch, uint32_t layer)
         buffer = exchange_buffer(&model->exchange);
     }
     float *sum = exchange_buffer(&model->exchange);
-    combine(thread, batch, shared, sum);
+    combine(thread, batch, has_shared, sum);
     int status = residual_exchange(thread, batch, sum);
     if (status == 0 && leader)
         demand_retire_wave(model);

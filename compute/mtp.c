@@ -12,20 +12,19 @@ static int draft_input(struct thread *thread)
     struct batch *draft = &state->draft;
     uint32_t hidden = c->hidden;
     struct range rows = thread_range(thread, draft->rows);
-    struct activation input = state->hidden;
-    input.width = 2 * hidden;
     for (uint32_t r = rows.first; r < rows.first + rows.count; r++) {
-        float *both = thread->row;
-        float *final = both + hidden;
+        float *embedding = thread->row, *final = embedding + hidden;
         rope_row(model, draft, r);
-        embed_row(thread, draft->token[r], both);
-        model->kernels->rmsnorm(both, model->weights.enorm, hidden, c->rms_eps, both);
+        embed_row(thread, draft->token[r], embedding);
         model->kernels->rmsnorm(state->batch.h + (size_t)draft->source[r] * hidden, model->weights.norm, hidden,
                                 c->rms_eps, final);
-        model->kernels->rmsnorm(final, model->weights.hnorm, hidden, c->rms_eps, final);
-        activation_set(model, &input, r, both);
+        /* the halves of row r of u are rows 2 r and 2 r + 1 of half the width */
+        activation_norm(model, &state->hidden, 2 * r, embedding, model->weights.enorm, c->rms_eps, NULL);
+        activation_norm(model, &state->hidden, 2 * r + 1, final, model->weights.hnorm, c->rms_eps, NULL);
     }
     team_sync(thread, 0);
+    struct activation input = state->hidden;
+    input.width = 2 * hidden;
     float *buffer = exchange_buffer(&model->exchange);
     matrix_multiply(thread, &model->weights.eh_proj, &input, 0, draft->rows, own_range(thread, hidden / BLOCK_ROWS),
                     buffer, hidden);

@@ -128,3 +128,57 @@ int team_exchange(struct thread *thread, int status)
         release_team(team, status);
     return status;
 }
+
+static struct range tail_of(const struct team_job *job, uint32_t index)
+{
+    uint32_t threads = job->thread->model->team.threads;
+    struct range run = split(job->units, index, threads);
+    uint32_t count = threads > 1 ? run.count / job->tail_part : 0;
+    return (struct range){run.first + run.count - count, count};
+}
+
+struct team_job team_begin(struct thread *thread, uint32_t units, uint32_t tail_part)
+{
+    struct team_job job = {.thread = thread, .number = ++thread->job, .units = units, .tail_part = tail_part};
+    struct range run = split(units, thread->index, thread->model->team.threads), tail = tail_of(&job, thread->index);
+    job.head = (struct range){run.first, run.count - tail.count};
+    atomic_store_explicit(&thread->place.tail, (uint64_t)job.number << 32 | tail.first, memory_order_relaxed);
+    return job;
+}
+
+/* The word orders nothing but itself: what the units need was there before the job, and the barrier hands on what they gave. */
+static bool take_tail(const struct team_job *job, uint32_t index, struct range *ret_units)
+{
+    struct range tail = tail_of(job, index);
+    _Atomic uint64_t *word = &job->thread->model->state.threads[index].place.tail;
+    uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
+    while (seen >> 32 == job->number && (uint32_t)seen < tail.first + tail.count) {
+        uint32_t next = (uint32_t)seen, count = (tail.first + tail.count - next + 1) / 2;
+        if (atomic_compare_exchange_weak_explicit(word, &seen, seen + count, memory_order_relaxed,
+                                                  memory_order_relaxed)) {
+            *ret_units = (struct range){next, count};
+            return true;
+        }
+    }
+    return false;
+}
+
+/* After its own tail a thread looks at those 1, 2, 4, ... places behind it: near and far ones, but few. */
+bool team_take(struct team_job *job, struct range *ret_units)
+{
+    uint32_t threads = job->thread->model->team.threads;
+    if (job->head.count > 0) {
+        *ret_units = job->head;
+        job->head.count = 0;
+        return true;
+    }
+    while (job->distance < threads) {
+        if (take_tail(job, (job->thread->index + job->distance) % threads, ret_units)) {
+            if (job->distance > 0)
+                job->distance = 1;
+            return true;
+        }
+        job->distance = job->distance > 0 ? 2 * job->distance : 1;
+    }
+    return false;
+}

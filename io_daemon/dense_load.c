@@ -249,6 +249,8 @@ static int fill_data(struct dense_load *load, const struct dense_plan *plan, cha
         if (status < 0)
             break;
         atomic_fetch_add_explicit(&load->control->iod.dense_bytes, data_bytes(&file->header), memory_order_relaxed);
+        if (!load->verify)
+            continue;
         add_verify_jobs(load, file, base + plan->data[f], jobs + begun);
         begun += file->header.count;
     }

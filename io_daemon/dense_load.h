@@ -13,10 +13,11 @@ struct dense_load {
     struct verifier *verifier;
     struct control *control;
     int doorbell_fd;
+    bool verify;
     bool hugepages, direct; /* direct: cleared when a file could not be opened with O_DIRECT */
 };
 
-/* Leaves a segment that is ready, every tensor verified; one of the same container that stands already is kept. On
+/* Leaves a segment that is ready, every tensor verified where `verify` says so; one of the same container that stands already is kept. On
  * failure the segment is removed and the line names file and tensor. -ECANCELED: told to stop. Nothing is in flight
  * when it returns. Thread: main. */
 int dense_load(struct dense_load *load, struct error *ret_error);

@@ -2,8 +2,14 @@
  *
  *   main.c        heritage, signals, lines on stderr
  *   loader.c      here: what stands when; the loop that sleeps in one place and looks at everything when it wakes
- *   requests.c    who wants which expert: one demand an expert, one queue
- *   placement.c   which expert has which slot: taking over a pool, giving, evicting, quarantine
+ *   requests.c    who wants which expert: one demand an expert, queues by priority
+ *   follower.c    reads the use log: what the policy and the two below know of experts comes from there
+ *   guesses.c     whether lookaheads pay
+ *   usage.c, usage_record.c  what is remembered of experts over sessions
+ *   placement.c   which expert has which slot: taking over a pool, giving, evicting, quarantine; shm/lfru.c is the policy
+ *   size.c        how many slots have memory: growing behind the first object, shrinking, as the supervisor says
+ *   holds.c       experts that the user holds in the pool
+ *   buffers.c     the part of the pool that io_uring knows in advance
  *   loads.c       the experts that are being read: pieces in, slices to the verify thread, READY or FAILED out
  *   dense_load.c  the resident weights, once at start
  *   reader.c      whole pieces out of partial reads, bounds of what is in flight
@@ -17,20 +23,26 @@
 
 #include "io_daemon/dense_load.h"
 #include "io_daemon/disk.h"
+#include "io_daemon/follower.h"
+#include "io_daemon/holds.h"
 #include "io_daemon/loads.h"
+#include "io_daemon/size.h"
 #include "proto/cleanup.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 
 #define LOCK_FILE "iod.lock"
 #define LOCK_RETRY_MS 5
 #define LOCK_PATIENCE_NS (UINT64_C(60) * 1000000000u) /* after that a hanging lock no longer stops loads */
 #define LOCK_SLOW_RETRY_MS 1000
 #define STARVED_RETRY_MS 100 /* a worker that moves on without asking does not ring */
+/* Of what many sessions have counted a 16th is believed: about what this session's policy, whose clock is evictions, would
+ * have kept of it where every fourth use misses. So what is used now soon counts more. */
+#define REMEMBERED 16.0f
 
 struct loader {
     const char *instance;
@@ -43,20 +55,23 @@ struct loader {
     int lock_fd;
     bool lock_held, lock_given_up;
     uint64_t lock_deadline_ns;
-    int *files; /* [MoE layers] */
+    struct load_file *files; /* [MoE layers] */
+    dev_t drives[READER_DRIVES];
+    uint32_t drive_count;
     bool direct;
     struct reader reader;
-    struct verifier *verifier;
+    struct verifier *verifiers[READER_DRIVES]; /* [drive_count], one thread each */
     struct requests requests;
     struct placement placement;
+    struct buffers buffers;
     struct loads loads;
+    struct guesses guesses;
+    struct follower follower;
     bool liar[MAX_WORKERS]; /* logged once */
     bool stopping;
-    /* the thread that grows the pool */
-    pthread_t grower;
-    bool growing, growth_reported;
-    _Atomic bool growth_stop, growth_failed; /* failed: `growth_error` is written */
-    struct error growth_error;
+    struct size size;
+    struct holds holds;
+    struct usage *usage; /* NULL: nothing is remembered */
 };
 
 __attribute__((format(printf, 2, 3))) static void log_line(const struct loader *loader, const char *format, ...)
@@ -67,13 +82,6 @@ __attribute__((format(printf, 2, 3))) static void log_line(const struct loader *
     vsnprintf(line, sizeof(line), format, args);
     va_end(args);
     loader->log(line);
-}
-
-static void ring_doorbell(const struct loader *loader)
-{
-    uint64_t one = 1;
-    /* fails only when the counter is full, and then it rings already */
-    (void)!write(loader->doorbell_fd, &one, sizeof(one));
 }
 
 static void empty_doorbell(const struct loader *loader)
@@ -164,8 +172,24 @@ static int open_method(struct loader *loader, const struct io_method *method, st
         return status;
     struct iod_line *counters = &loader->control->iod;
     loader->reader.method = method;
-    loader->reader.counters = (struct reader_counters){&counters->reads, &counters->load_bytes, &counters->read_ns};
+    loader->reader.counters =
+        (struct reader_counters){&counters->reads, &counters->load_bytes, &counters->read_ns, &counters->read_us};
     atomic_store(&counters->method, method->choice);
+    return 0;
+}
+
+/* Files of one device share a drive; of more devices than there are drives, the last do. */
+static int find_drive(struct loader *loader, struct load_file *file)
+{
+    struct stat found;
+    if (fstat(file->fd, &found) < 0)
+        return -errno;
+    uint32_t d = 0;
+    while (d < loader->drive_count && loader->drives[d] != found.st_dev)
+        d++;
+    if (d == loader->drive_count && d < READER_DRIVES)
+        loader->drives[loader->drive_count++] = found.st_dev;
+    file->drive = (uint8_t)(d < READER_DRIVES ? d : READER_DRIVES - 1);
     return 0;
 }
 
@@ -177,15 +201,49 @@ static int open_files(struct loader *loader, struct error *ret_error)
     if (!loader->files)
         return error_set(ret_error, ENOMEM, "expert files: out of memory");
     for (size_t i = 0; i < count; i++)
-        loader->files[i] = -1;
+        loader->files[i].fd = -1;
     for (size_t i = 0; i < count; i++) {
+        const char *path = loader->container->experts[i].header.path;
         bool direct;
-        loader->files[i] = disk_open(loader->container->experts[i].header.path, &direct, ret_error);
-        if (loader->files[i] < 0)
-            return loader->files[i];
+        loader->files[i].fd = disk_open(path, &direct, ret_error);
+        if (loader->files[i].fd < 0)
+            return loader->files[i].fd;
+        int status = find_drive(loader, &loader->files[i]);
+        if (status < 0)
+            return error_set(ret_error, -status, "%s: its device is not known: %s", path, strerror(-status));
         loader->direct = loader->direct && direct;
     }
     return 0;
+}
+
+/* Reads of registered files spare the kernel a look-up each. */
+static int register_files(struct loader *loader, struct error *ret_error)
+{
+    size_t count = loader->container->expert_count;
+    if (!loader->reader.method->register_files)
+        return 0;
+    _cleanup_free_ int *fds = calloc(count + 1, sizeof(*fds));
+    if (!fds)
+        return error_set(ret_error, ENOMEM, "expert files: out of memory");
+    for (size_t i = 0; i < count; i++)
+        fds[i] = loader->files[i].fd;
+    int status = loader->reader.method->register_files(loader->reader.io, fds, (uint32_t)count);
+    if (status == -EBADF)
+        return error_set(ret_error, EBADF, "io_uring does not hold the lock file any more");
+    if (status < 0)
+        log_line(loader,
+                 "the %zu expert files are not registered (%s): reading goes on, with a little more work a read", count,
+                 strerror(-status));
+    return 0;
+}
+
+static int open_verifiers(struct loader *loader, struct error *ret_error)
+{
+    int status = 0;
+    for (uint32_t d = 0; status == 0 && (d == 0 || d < loader->drive_count); d++)
+        status =
+            verifier_open(loader->doorbell_fd, &loader->control->iod.verified_bytes, &loader->verifiers[d], ret_error);
+    return status;
 }
 
 static int load_dense(struct loader *loader, struct error *ret_error)
@@ -193,9 +251,10 @@ static int load_dense(struct loader *loader, struct error *ret_error)
     struct dense_load load = {.instance = loader->instance,
                               .container = loader->container,
                               .reader = &loader->reader,
-                              .verifier = loader->verifier,
+                              .verifier = loader->verifiers[0],
                               .control = loader->control,
                               .doorbell_fd = loader->doorbell_fd,
+                              .verify = loader->facts.verify != VERIFY_OFF,
                               .hugepages = loader->facts.hugepages,
                               .direct = loader->direct};
     int status = dense_load(&load, ret_error);
@@ -208,58 +267,85 @@ static int load_dense(struct loader *loader, struct error *ret_error)
     return status;
 }
 
-static int open_books(struct loader *loader, struct error *ret_error)
+/* What earlier sessions used: the policy begins with it, and it is read when nothing else is to do. */
+static int open_usage(struct loader *loader, const char *rundir, struct error *ret_error)
+{
+    char path[PATH_MAX];
+    struct usage_options options = {.path = path,
+                                    .identity = loader->container->identity,
+                                    .experts = loader->pool.expert_count,
+                                    .read_only = loader->facts.learning == LEARNING_READ,
+                                    .log = loader->log};
+    if (loader->facts.learning == LEARNING_OFF)
+        return 0;
+    if (usage_path(rundir, options.identity, path, ret_error) < 0) {
+        log_line(loader, "%s: the use of the experts is not remembered", ret_error->text);
+        return 0;
+    }
+    int status = usage_open(&options, &loader->usage, ret_error);
+    if (status < 0)
+        return status;
+    _cleanup_free_ uint32_t *hottest = calloc(options.experts, sizeof(*hottest));
+    int count = hottest ? usage_hottest(loader->usage, options.experts, hottest) : -ENOMEM;
+    if (count < 0)
+        return error_set(ret_error, ENOMEM, "experts of earlier sessions: out of memory");
+    for (int i = 0; i < count; i++) {
+        lfru_set_heat(loader->placement.lfru, hottest[i], usage_heat(loader->usage, hottest[i]) / REMEMBERED);
+        requests_warm(&loader->requests, hottest[i]);
+    }
+    return 0;
+}
+
+static int open_books(struct loader *loader, const char *rundir, struct error *ret_error)
 {
     int status =
         requests_open(loader->control, loader->facts.workers, loader->pool.expert_count, &loader->requests, ret_error);
     if (status < 0)
         return status;
-    status = placement_open(&loader->pool, &loader->requests, &loader->control->iod.evictions, &loader->placement,
-                            ret_error);
+    status = placement_open(&loader->pool, &loader->container->config, &loader->requests, &loader->control->iod,
+                            &loader->placement, ret_error);
     if (status < 0)
         return status;
+    loader->buffers = (struct buffers){.pool = &loader->pool,
+                                       .reader = &loader->reader,
+                                       .bytes = &loader->control->iod.registered_bytes,
+                                       .log = loader->log};
+    status = buffers_open(&loader->buffers, ret_error);
+    if (status < 0)
+        return status;
+    status = open_usage(loader, rundir, ret_error);
+    if (status < 0)
+        return status;
+    follower_open(loader->control, &loader->placement, &loader->guesses, loader->usage, &loader->follower);
+    guesses_open(&loader->guesses, monotonic_ns());
     loader->loads.container = loader->container;
     loader->loads.placement = &loader->placement;
     loader->loads.requests = &loader->requests;
-    loader->loads.verifier = loader->verifier;
+    loader->loads.buffers = &loader->buffers;
+    loader->loads.verifiers = loader->verifiers;
+    loader->loads.verify = (enum verify_choice)loader->facts.verify;
     loader->loads.control = loader->control;
     loader->loads.files = loader->files;
     loader->loads.log = loader->log;
     return loads_open(&loader->loads, ret_error);
 }
 
-static void *grow_pool(void *argument)
-{
-    struct loader *loader = argument;
-    int status = 0;
-    while (status == 0 && !atomic_load(&loader->growth_stop)) {
-        status = pool_grow(&loader->pool, loader->facts.hugepages, &loader->growth_error);
-        if (status < 0)
-            atomic_store(&loader->growth_failed, true);
-        ring_doorbell(loader);
-    }
-    return NULL;
-}
-
-/* The first object now, the rest behind. */
+/* The first object now, the rest behind. Workers may start when a step can: a wave needs a slot for each expert of one
+ * row. */
 static int open_pool(struct loader *loader, struct error *ret_error)
 {
-    int status = pool_slots_ready(&loader->pool) ? 0 : pool_grow(&loader->pool, loader->facts.hugepages, ret_error);
-    if (status >= 0)
-        status = pool_attach_objects(&loader->pool, ret_error);
-    /* Workers may start when a step can: a wave needs a slot for each expert of one row. */
-    while (status >= 0 && pool_slots_ready(&loader->pool) < loader->container->config.top_k) {
-        status = pool_grow(&loader->pool, loader->facts.hugepages, ret_error);
-        if (status >= 0)
-            status = pool_attach_objects(&loader->pool, ret_error);
-    }
-    if (status < 0 || loader->pool.attached == loader->pool.object_count)
-        return status;
-    int code = pthread_create(&loader->grower, NULL, grow_pool, loader);
-    if (code)
-        return error_set(ret_error, code, "thread that grows the pool cannot be started: %s", strerror(code));
-    loader->growing = true;
-    return 0;
+    struct size *size = &loader->size;
+    size->pool = &loader->pool;
+    size->placement = &loader->placement;
+    size->buffers = &loader->buffers;
+    size->control = loader->control;
+    size->least = loader->container->config.top_k;
+    size->hugepages = loader->facts.hugepages;
+    size->doorbell_fd = loader->doorbell_fd;
+    size->log = loader->log;
+    int status = size_open(size, ret_error);
+    return status == 0 ? holds_open(loader->control, &loader->placement, &loader->requests, &loader->holds, ret_error)
+                       : status;
 }
 
 static int open_all(struct loader *loader, const struct loader_options *options, struct error *ret_error)
@@ -272,13 +358,15 @@ static int open_all(struct loader *loader, const struct loader_options *options,
     if (status == 0)
         status = open_method(loader, options->method, ret_error);
     if (status == 0)
-        status = verifier_open(loader->doorbell_fd, &loader->control->iod.verified_bytes, &loader->verifier, ret_error);
-    if (status == 0)
         status = open_files(loader, ret_error);
+    if (status == 0)
+        status = register_files(loader, ret_error);
+    if (status == 0)
+        status = open_verifiers(loader, ret_error);
     if (status == 0)
         status = load_dense(loader, ret_error);
     if (status == 0)
-        status = open_books(loader, ret_error);
+        status = open_books(loader, options->rundir, ret_error);
     return status == 0 ? open_pool(loader, ret_error) : status;
 }
 
@@ -303,31 +391,47 @@ int loader_open(const struct loader_options *options, struct loader **ret_loader
 
 /* --- the loop --- */
 
+static void accept_demand(struct loader *loader, uint32_t expert)
+{
+    placement_demand(&loader->placement, expert);
+    switch (placement_find(&loader->placement, expert)) {
+    case PLACE_READY: notify_demanders(&loader->requests, expert); return;
+    case PLACE_LOADING: /* its end notifies whoever wants it then */ loads_promote(&loader->loads, expert); return;
+    case PLACE_FAILED: /* asked for again: try again */ placement_forget_failed(&loader->placement, expert); break;
+    case PLACE_NOWHERE: break;
+    }
+    requests_append(&loader->requests, expert, PRIORITY_DEMAND);
+}
+
+static void accept_lookahead(struct loader *loader, uint32_t expert)
+{
+    if (placement_find(&loader->placement, expert) != PLACE_NOWHERE ||
+        loader->requests.wishes[expert].queue <= PRIORITY_LOOKAHEAD)
+        return;
+    atomic_fetch_add_explicit(&loader->control->iod.guesses_asked, 1, memory_order_relaxed);
+    requests_append(&loader->requests, expert, PRIORITY_LOOKAHEAD);
+}
+
 static void accept_request(struct loader *loader, uint32_t worker, const struct expert_request *request)
 {
     int status = requests_note(&loader->requests, worker, request);
     if (status == -EBADMSG && !loader->liar[worker]) {
-        log_line(loader, "worker %u asked for expert %u of %u: ignored", worker, request->expert,
-                 loader->pool.expert_count);
+        log_line(loader, "worker %u asked for expert %u of %u, kind %u: ignored", worker, request->expert,
+                 loader->pool.expert_count, request->kind);
         loader->liar[worker] = true;
     }
-    if (status < 0)
-        return;
-    switch (placement_find(&loader->placement, request->expert)) {
-    case PLACE_READY: notify_demanders(&loader->requests, request->expert); break;
-    case PLACE_LOADING: /* its end notifies whoever wants it then */ break;
-    case PLACE_FAILED: /* asked for again: try again */
-        placement_forget_failed(&loader->placement, request->expert);
-        requests_append(&loader->requests, request->expert);
-        break;
-    case PLACE_NOWHERE: requests_append(&loader->requests, request->expert); break;
-    }
+    if (status == 0 && request->kind == KIND_DEMAND)
+        accept_demand(loader, request->expert);
+    else if (status == 0)
+        accept_lookahead(loader, request->expert);
 }
 
-/* Empties the rings. True when there was something. */
+/* Empties the rings. True when there was something. The uses are read first: a worker writes those of a layer before it
+ * asks for what the layer misses, so that the policy knows them when it chooses victims. */
 static bool collect_requests(struct loader *loader)
 {
     bool any = false;
+    follower_read(&loader->follower);
     for (uint32_t w = 0; w < loader->facts.workers; w++) {
         struct request_ring *ring = &loader->control->rings[w];
         struct expert_request request;
@@ -348,10 +452,12 @@ static bool collect_requests(struct loader *loader)
 
 static void collect_verdicts(struct loader *loader)
 {
-    for (struct verify_job *job = verifier_collect(loader->verifier); job;) {
-        struct verify_job *next = job->next; /* the load, and the job in it, may be reused */
-        loads_verdict(&loader->loads, job);
-        job = next;
+    for (uint32_t d = 0; d < READER_DRIVES && loader->verifiers[d]; d++) {
+        for (struct verify_job *job = verifier_collect(loader->verifiers[d]); job;) {
+            struct verify_job *next = job->next; /* the load, and the job in it, may be reused */
+            loads_verdict(&loader->loads, job);
+            job = next;
+        }
     }
 }
 
@@ -361,20 +467,6 @@ static void collect_pieces(struct loader *loader, struct piece *piece)
         struct piece *next = piece->next;
         loads_piece_done(&loader->loads, piece);
         piece = next;
-    }
-}
-
-static void collect_growth(struct loader *loader)
-{
-    struct error error;
-    if (pool_attach_objects(&loader->pool, &error) < 0 && !loader->growth_reported) {
-        log_line(loader, "%s", error.text);
-        loader->growth_reported = true;
-    }
-    if (atomic_load(&loader->growth_failed) && !loader->growth_reported) {
-        log_line(loader, "the pool stays at %u of %u slots: %s", pool_slots_ready(&loader->pool),
-                 loader->pool.slot_count, loader->growth_error.text);
-        loader->growth_reported = true;
     }
 }
 
@@ -397,36 +489,89 @@ static bool check_lock(struct loader *loader)
 }
 
 /* Starts loads for the demands in the queue while the disk has room. -EAGAIN: a demand found no slot. */
-static int start_loads(struct loader *loader)
+static int start_demands(struct loader *loader)
 {
-    while (loads_has_room(&loader->loads)) {
-        uint32_t expert = requests_head(&loader->requests);
-        if (expert == QUEUE_END)
+    uint32_t expert;
+    while ((expert = requests_head(&loader->requests, PRIORITY_DEMAND)) != QUEUE_END) {
+        if (!loads_has_room(&loader->loads, expert, PRIORITY_DEMAND))
             return 0;
         if (placement_find(&loader->placement, expert) == PLACE_NOWHERE) {
             struct slot_ref ref;
-            int status = placement_take(&loader->placement, expert, &ref);
+            int status = placement_take(&loader->placement, expert, PRIORITY_DEMAND, &ref);
             if (status < 0)
                 return status;
-            loads_begin(&loader->loads, expert, ref);
+            loads_begin(&loader->loads, expert, ref, PRIORITY_DEMAND);
         }
-        requests_remove_head(&loader->requests);
+        requests_remove(&loader->requests, expert);
     }
     return 0;
 }
 
-/* The same with the flag that makes an unpin ring: raised before the second look, so that no unpin falls between. */
-static bool serve_demands(struct loader *loader)
+static bool pool_is_growing(const struct loader *loader)
+{
+    return size_is_growing(&loader->size);
+}
+
+/* The same for guesses, while no demand waits. One that finds no slot is given up, but while the pool still grows the
+ * warm-up waits for the slots to come. */
+static void start_guesses(struct loader *loader, enum priority priority)
+{
+    struct requests *requests = &loader->requests;
+    uint32_t expert;
+    while (requests->queued[PRIORITY_DEMAND] == 0 && (expert = requests_head(requests, priority)) != QUEUE_END &&
+           loads_has_room(&loader->loads, expert, priority)) {
+        int status = -ENOSPC;
+        struct slot_ref ref;
+        if (placement_find(&loader->placement, expert) == PLACE_NOWHERE) {
+            status = placement_take(&loader->placement, expert, priority, &ref);
+            if (status == -EBUSY || (status < 0 && priority == PRIORITY_WARMUP && pool_is_growing(loader)))
+                return;
+        }
+        if (status < 0) {
+            requests_drop(requests, expert);
+            continue;
+        }
+        requests_remove(requests, expert);
+        loads_begin(&loader->loads, expert, ref, priority);
+    }
+}
+
+/* All queues, the demands with the flag that makes an unpin ring: raised before the second look, so that no unpin falls
+ * between. True: a demand found no slot. */
+static bool serve_queues(struct loader *loader)
 {
     _Atomic uint32_t *starved = &loader->control->iod.starved;
-    int status = start_loads(loader);
+    int status = start_demands(loader);
     if (status < 0) {
         atomic_store(starved, 1);
-        status = start_loads(loader);
+        status = start_demands(loader);
     }
     if (status == 0 && atomic_load_explicit(starved, memory_order_relaxed))
         atomic_store(starved, 0);
+    start_guesses(loader, PRIORITY_LOOKAHEAD);
+    start_guesses(loader, PRIORITY_WARMUP);
     return status < 0;
+}
+
+/* What others may read of the queues, and whether worker 0 shall look ahead. */
+static void publish_state(struct loader *loader)
+{
+    struct iod_line *line = &loader->control->iod;
+    const struct requests *requests = &loader->requests;
+    bool busy = requests->queued[PRIORITY_DEMAND] || loader->loads.active > loader->loads.background;
+    uint64_t busy_ns = guesses_clock(&loader->guesses, busy, monotonic_ns()), flying = 0;
+    for (uint32_t d = 0; d < READER_DRIVES; d++)
+        flying += loader->reader.drives[d].flying_bytes;
+    placement_publish_heat(&loader->placement);
+    atomic_fetch_add_explicit(&line->busy_ns, busy_ns, memory_order_relaxed);
+    atomic_store_explicit(&line->queued_demands, requests->queued[PRIORITY_DEMAND], memory_order_relaxed);
+    atomic_store_explicit(&line->queued_lookaheads, requests->queued[PRIORITY_LOOKAHEAD], memory_order_relaxed);
+    atomic_store_explicit(&line->queued_warmups, requests->queued[PRIORITY_WARMUP], memory_order_relaxed);
+    atomic_store_explicit(&line->flying_bytes, flying, memory_order_relaxed);
+    bool pay = guesses_pay(&loader->guesses, atomic_load_explicit(&line->guesses_used, memory_order_relaxed),
+                           atomic_load_explicit(&line->guesses_wasted, memory_order_relaxed));
+    if (atomic_load_explicit(&line->lookahead, memory_order_relaxed) != pay)
+        atomic_store_explicit(&line->lookahead, pay, memory_order_relaxed);
 }
 
 static int sleep_for_events(struct loader *loader, int timeout_ms, struct error *ret_error)
@@ -455,11 +600,14 @@ int loader_run(struct loader *loader, struct error *ret_error)
     int status = 0;
     while (!loader->stopping && status == 0) {
         bool may_load = check_lock(loader);
-        collect_growth(loader);
+        bool shrinking = size_keep(&loader->size);
+        holds_keep(&loader->holds, loader->size.limit);
         collect_requests(loader);
         collect_verdicts(loader);
-        bool starved = may_load && serve_demands(loader);
-        int timeout_ms = starved ? STARVED_RETRY_MS : -1;
+        bool starved = may_load && serve_queues(loader);
+        publish_state(loader);
+        bool registering = buffers_keep(&loader->buffers, placement_capacity(&loader->placement));
+        int timeout_ms = registering ? 0 : starved || shrinking ? STARVED_RETRY_MS : -1;
         if (!loader->lock_held)
             timeout_ms = may_load ? LOCK_SLOW_RETRY_MS : LOCK_RETRY_MS;
         status = sleep_for_events(loader, timeout_ms, ret_error);
@@ -491,20 +639,22 @@ void loader_close(struct loader *loader)
 {
     if (!loader)
         return;
-    atomic_store(&loader->growth_stop, true);
-    if (loader->growing)
-        pthread_join(loader->grower, NULL);
+    size_close(&loader->size);
+    holds_close(&loader->holds);
+    usage_close(loader->usage);
     if (loader->reader.method && !wait_for_reads(loader))
         return;
-    verifier_close(loader->verifier);
+    for (uint32_t d = 0; d < READER_DRIVES; d++)
+        verifier_close(loader->verifiers[d]);
     loads_abandon(&loader->loads);
     if (loader->reader.method)
         loader->reader.method->close(loader->reader.io);
     loads_close(&loader->loads);
+    buffers_close(&loader->buffers);
     placement_close(&loader->placement);
     requests_close(&loader->requests);
     for (size_t i = 0; loader->files && i < loader->container->expert_count; i++)
-        close_fdp(&loader->files[i]);
+        close_fdp(&loader->files[i].fd);
     free(loader->files);
     pool_detach(&loader->pool);
     container_close(loader->container);

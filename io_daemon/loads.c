@@ -14,11 +14,15 @@ int loads_open(struct loads *loads, struct error *ret_error)
     size_t least = (loads->stretch_bytes + PIECE_BYTES - 1) / PIECE_BYTES;
     loads->piece_bytes = (loads->stretch_bytes / least + DISK_ALIGN - 1) / DISK_ALIGN * DISK_ALIGN;
     loads->stretch_pieces = (uint32_t)((loads->stretch_bytes + loads->piece_bytes - 1) / loads->piece_bytes);
+    loads->pieces = loads->stretch_pieces * nodes;
+    loads->verified = calloc(loads->placement->pool->expert_count, sizeof(*loads->verified));
+    bool complete = loads->verified;
     for (uint32_t i = 0; i < MAX_LOADS; i++) {
-        loads->load[i].pieces = calloc((size_t)loads->stretch_pieces * nodes, sizeof(struct piece));
-        if (!loads->load[i].pieces)
-            return error_set(ret_error, ENOMEM, "loads: out of memory");
+        loads->load[i].pieces = calloc((size_t)loads->pieces + EXPERT_SLICES, sizeof(struct piece));
+        complete = complete && loads->load[i].pieces;
     }
+    if (!complete)
+        return error_set(ret_error, ENOMEM, "loads: out of memory");
     return 0;
 }
 
@@ -26,12 +30,20 @@ void loads_close(struct loads *loads)
 {
     for (uint32_t i = 0; i < MAX_LOADS; i++)
         free(loads->load[i].pieces);
+    free(loads->verified);
 }
 
-bool loads_has_room(const struct loads *loads)
+static const struct load_file *opened_file(const struct loads *loads, uint32_t expert)
 {
-    uint64_t bytes = loads->reader->waiting_bytes + loads->reader->flying_bytes;
-    return loads->active < MAX_LOADS && bytes < READER_IN_FLIGHT;
+    return &loads->files[expert / loads->container->config.experts];
+}
+
+bool loads_has_room(const struct loads *loads, uint32_t expert, enum priority priority)
+{
+    bool background = priority != PRIORITY_DEMAND;
+    if (loads->active == MAX_LOADS || (background && loads->active >= MAX_GUESS_LOADS))
+        return false;
+    return reader_has_room(loads->reader, opened_file(loads, expert)->drive, background);
 }
 
 void notify_demanders(const struct requests *requests, uint32_t expert)
@@ -59,75 +71,117 @@ static void piece_range(const struct loads *loads, uint32_t index, size_t *ret_f
     *ret_bytes = left < loads->piece_bytes ? left : loads->piece_bytes;
 }
 
-static void read_piece(struct loads *loads, struct load *load, uint32_t index)
+/* Reads `bytes` from byte `first` of the blob on, within one node's stretch. */
+static void read_range(struct loads *loads, struct load *load, uint32_t index, size_t first, size_t bytes)
 {
     const struct container *container = loads->container;
-    uint32_t experts = container->config.experts;
-    size_t first, bytes;
-    piece_range(loads, index, &first, &bytes);
-    uint32_t slice = (uint32_t)(first / container->slice_bytes);
+    uint32_t experts = container->config.experts, slice = (uint32_t)(first / container->slice_bytes);
+    const struct load_file *file = opened_file(loads, load->expert);
     char *base = pool_slice(loads->placement->pool, load->ref.index, slice);
     struct piece *piece = &load->pieces[index];
-    *piece = (struct piece){.read = {.fd = loads->files[load->expert / experts],
+    *piece = (struct piece){.read = {.fd = file->fd,
                                      .buffer = base + first % container->slice_bytes,
                                      .bytes = bytes,
+                                     .buffer_place = buffers_find(loads->buffers, load->ref.index, slice),
                                      .offset = file_of(loads, load->expert)->offsets[load->expert % experts] + first},
                             .owner = load,
-                            .index = index};
+                            .index = index,
+                            .drive = file->drive,
+                            .background = load->background};
     load->pieces_left++;
     reader_add(loads->reader, piece);
 }
 
-void loads_begin(struct loads *loads, uint32_t expert, struct slot_ref ref)
+void loads_begin(struct loads *loads, uint32_t expert, struct slot_ref ref, enum priority priority)
 {
     struct load *load = loads->load;
     while (load->active)
         load++;
     struct piece *pieces = load->pieces;
-    *load = (struct load){.active = true, .expert = expert, .ref = ref, .pieces = pieces};
+    *load = (struct load){
+        .active = true, .background = priority != PRIORITY_DEMAND, .expert = expert, .ref = ref, .pieces = pieces};
     loads->active++;
+    loads->background += load->background;
     for (uint32_t s = 0; s < EXPERT_SLICES; s++)
         load->slice_left[s] = loads->container->slice_bytes;
-    for (uint32_t i = 0; i < loads->stretch_pieces * loads->placement->pool->nodes; i++)
-        read_piece(loads, load, i);
+    for (uint32_t i = 0; i < loads->pieces; i++) {
+        size_t first, bytes;
+        piece_range(loads, i, &first, &bytes);
+        read_range(loads, load, i, first, bytes);
+    }
+}
+
+void loads_promote(struct loads *loads, uint32_t expert)
+{
+    for (uint32_t i = 0; loads->background && i < MAX_LOADS; i++) {
+        struct load *load = &loads->load[i];
+        if (!load->active || !load->background || load->expert != expert)
+            continue;
+        load->background = false;
+        loads->background--;
+        reader_promote(loads->reader, opened_file(loads, expert)->drive, load);
+        return;
+    }
+}
+
+static void log_damage(const struct loads *loads, const struct load *load, uint32_t slice, const char *reason,
+                       const char *remedy)
+{
+    const struct expert_file *file = file_of(loads, load->expert);
+    char line[1024];
+    snprintf(line, sizeof(line), "%s: expert %u of layer %u, slice %u: %s: %s", file->header.path,
+             load->expert % loads->container->config.experts, file->layer, slice, reason, remedy);
+    loads->log(line);
 }
 
 static void log_failure(const struct loads *loads, const struct load *load)
 {
-    const struct expert_file *file = file_of(loads, load->expert);
     const char *reason = load->code == EBADMSG   ? "its checksum differs, the bytes on disk are damaged"
                          : load->code == ENODATA ? "the file is truncated"
                                                  : strerror(load->code);
-    char line[1024];
-    snprintf(line, sizeof(line), "%s: expert %u of layer %u, slice %u: %s: %s", file->header.path,
-             load->expert % loads->container->config.experts, file->layer, load->slice, reason,
-             load->code == EIO ? "check the drive (dmesg), then fetch this file again or convert again"
-                               : "fetch this file again or convert again");
-    loads->log(line);
+    log_damage(loads, load, load->slice, reason,
+               load->code == EIO ? "check the drive (dmesg), then fetch this file again or convert again"
+                                 : "fetch this file again or convert again");
+}
+
+static void end_load(struct loads *loads, struct load *load)
+{
+    loads->active--;
+    loads->background -= load->background;
+    load->active = false;
+}
+
+static void count_demand(struct loads *loads, uint32_t expert)
+{
+    struct iod_line *counters = &loads->control->iod;
+    uint64_t waited = monotonic_ns() - loads->requests->wishes[expert].asked_ns;
+    atomic_fetch_add_explicit(&counters->demand_ns, waited, memory_order_relaxed);
+    histogram_add(&counters->demand_us, waited / 1000);
 }
 
 static void finish_load(struct loads *loads, struct load *load)
 {
     struct iod_line *counters = &loads->control->iod;
+    uint32_t expert = load->expert;
     if (load->code) {
         log_failure(loads, load);
         atomic_fetch_add_explicit(&counters->failures, 1, memory_order_relaxed);
+        loads->verified[expert] = 0;
     }
     int code = load->code == ENODATA ? EIO : load->code; /* what the slot tells: EIO or EBADMSG */
-    if (placement_finish(loads->placement, load->expert, load->ref, code, load->slice) < 0) {
+    if (placement_finish(loads->placement, expert, load->ref, code, load->slice) < 0) {
         char line[128];
         snprintf(line, sizeof(line), "slot %u: its state was changed by another process: not used any more",
                  load->ref.index);
         loads->log(line);
-        requests_append(loads->requests, load->expert);
+        requests_append(loads->requests, expert, PRIORITY_DEMAND);
     } else if (!load->code) {
-        uint64_t waited = monotonic_ns() - loads->requests->demands[load->expert].asked_ns;
         atomic_fetch_add_explicit(&counters->loads, 1, memory_order_relaxed);
-        atomic_fetch_add_explicit(&counters->demand_ns, waited, memory_order_relaxed);
+        if (!load->background)
+            count_demand(loads, expert);
     }
-    load->active = false;
-    loads->active--;
-    notify_demanders(loads->requests, load->expert);
+    end_load(loads, load);
+    notify_demanders(loads->requests, expert);
 }
 
 static void finish_if_complete(struct loads *loads, struct load *load)
@@ -144,8 +198,21 @@ static void note_failure(struct load *load, int code, uint32_t slice)
     }
 }
 
-static void verify_slice(struct loads *loads, struct load *load, uint32_t slice)
+static bool must_verify(const struct loads *loads, uint32_t expert, uint32_t slice)
 {
+    switch (loads->verify) {
+    case VERIFY_FIRST: return !(loads->verified[expert] & 1u << slice);
+    case VERIFY_OFF: return false;
+    case VERIFY_ALWAYS:
+    default: return true;
+    }
+}
+
+/* All bytes of a slice are there. */
+static void finish_slice(struct loads *loads, struct load *load, uint32_t slice)
+{
+    if (!must_verify(loads, load->expert, slice))
+        return;
     const struct expert_file *file = file_of(loads, load->expert);
     uint32_t expert = load->expert % loads->container->config.experts;
     struct verify_job *job = &load->jobs[slice];
@@ -155,15 +222,28 @@ static void verify_slice(struct loads *loads, struct load *load, uint32_t slice)
                                .owner = load,
                                .index = slice};
     load->verdicts_left++;
-    verifier_add(loads->verifier, job);
+    verifier_add(loads->verifiers[opened_file(loads, load->expert)->drive], job);
+}
+
+/* What a piece, numbered as loads_begin did, holds of the blob. */
+static void covered_range(const struct loads *loads, const struct piece *piece, size_t *ret_first, size_t *ret_bytes)
+{
+    if (piece->index < loads->pieces) {
+        piece_range(loads, piece->index, ret_first, ret_bytes);
+        return;
+    }
+    *ret_bytes = loads->container->slice_bytes;
+    *ret_first = (piece->index - loads->pieces) * *ret_bytes;
 }
 
 void loads_piece_done(struct loads *loads, struct piece *piece)
 {
     struct load *load = piece->owner;
     size_t slice_bytes = loads->container->slice_bytes, first, bytes;
-    piece_range(loads, piece->index, &first, &bytes);
+    covered_range(loads, piece, &first, &bytes);
     load->pieces_left--;
+    if (piece->retried)
+        atomic_fetch_add_explicit(&loads->control->iod.retries, 1, memory_order_relaxed);
     if (piece->status < 0) {
         size_t left = piece->read.bytes; /* what did not come stands at the end */
         note_failure(load, -piece->status, (uint32_t)((first + bytes - left) / slice_bytes));
@@ -173,18 +253,36 @@ void loads_piece_done(struct loads *loads, struct piece *piece)
         size_t end = (slice + 1) * slice_bytes < first + bytes ? (slice + 1) * slice_bytes : first + bytes;
         load->slice_left[slice] -= end - at;
         if (load->slice_left[slice] == 0)
-            verify_slice(loads, load, slice);
+            finish_slice(loads, load, slice);
         at = end;
     }
     finish_if_complete(loads, load);
 }
 
+/* The bytes may have been damaged on the way, so they are fetched once more before the disk is blamed. */
+static void read_slice_again(struct loads *loads, struct load *load, uint32_t slice)
+{
+    load->read_again |= (uint8_t)(1u << slice);
+    load->slice_left[slice] = loads->container->slice_bytes;
+    atomic_fetch_add_explicit(&loads->control->iod.retries, 1, memory_order_relaxed);
+    read_range(loads, load, loads->pieces + slice, slice * loads->container->slice_bytes,
+               loads->container->slice_bytes);
+}
+
 void loads_verdict(struct loads *loads, struct verify_job *job)
 {
     struct load *load = job->owner;
+    uint32_t slice = job->index;
     load->verdicts_left--;
-    if (!job->matches)
-        note_failure(load, EBADMSG, job->index);
+    if (job->matches && load->read_again & 1u << slice)
+        log_damage(loads, load, slice, "read wrong once and right when read again",
+                   "check the drive, its cable and the memory (dmesg)");
+    if (job->matches)
+        loads->verified[load->expert] |= (uint8_t)(1u << slice);
+    else if (load->code == 0 && !(load->read_again & 1u << slice))
+        read_slice_again(loads, load, slice);
+    else
+        note_failure(load, EBADMSG, slice);
     finish_if_complete(loads, load);
 }
 
@@ -205,7 +303,6 @@ void loads_abandon(struct loads *loads)
         if (!load->active)
             continue;
         placement_abandon(loads->placement, load->expert, load->ref);
-        load->active = false;
-        loads->active--;
+        end_load(loads, load);
     }
 }

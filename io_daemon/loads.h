@@ -1,25 +1,36 @@
 /* The experts that are being read now. A load cuts its expert into pieces (2 MiB at most, contiguous in the file and in
- * one node's region), hands each slice to the verify thread when its last byte is there, and ends when nothing of it is
- * in flight any more: only then may the slot change hands. Thread: the daemon's main. */
+ * one node's region), hands each slice that must be verified to the verify thread of its drive when its last byte is
+ * there, and ends when nothing of it is in flight any more: only then may the slot change hands. Thread: the daemon's
+ * main. */
 #pragma once
 
+#include "io_daemon/buffers.h"
 #include "io_daemon/placement.h"
 #include "io_daemon/reader.h"
 #include "io_daemon/verify.h"
 #include "proto/container.h"
 
 #define MAX_LOADS 64u
+#define MAX_GUESS_LOADS (MAX_LOADS / 2) /* of those, for lookaheads and warm-ups */
 
 struct load {
-    bool active;
+    bool active, background;
     uint32_t expert;
     struct slot_ref ref;
     uint32_t pieces_left, verdicts_left;
     int code;                         /* first failure, an errno; 0: none */
     uint32_t slice;                   /* where it failed */
     size_t slice_left[EXPERT_SLICES]; /* bytes still to come */
+    uint8_t read_again;               /* bit s: slice s is read once more, because its checksum differed */
     struct verify_job jobs[EXPERT_SLICES];
-    struct piece *pieces; /* [nodes * stretch_pieces] */
+    struct piece
+        *pieces; /* [nodes * stretch_pieces + EXPERT_SLICES]: at the end one for each slice that is read again */
+};
+
+/* A file of experts, opened. */
+struct load_file {
+    int fd;        /* -1: not opened */
+    uint8_t drive; /* which drive it stands on: an index of the reader's and the verifiers' */
 };
 
 struct loads {
@@ -27,24 +38,32 @@ struct loads {
     struct placement *placement;
     struct requests *requests;
     struct reader *reader;
-    struct verifier *verifier;
+    const struct buffers *buffers;
+    struct verifier *const *verifiers; /* [drives] */
     struct control *control;
-    const int *files; /* [expert files] */
+    const struct load_file *files; /* [expert files] */
+    enum verify_choice verify;
     void (*log)(const char *line);
+    uint8_t *verified;                 /* [experts] bit s: slice s was read and verified, and has not failed since */
     size_t stretch_bytes, piece_bytes; /* of an expert: on one node, and in one piece */
-    uint32_t stretch_pieces, active;
+    uint32_t pieces, stretch_pieces;   /* of an expert; of that on one node */
+    uint32_t active, background;       /* loads; those nobody waits for */
     struct load load[MAX_LOADS];
 };
 
-/* Fills the rest of a struct whose pointers the caller has set. */
+/* Fills the rest of a struct whose pointers and choices the caller has set. */
 int loads_open(struct loads *loads, struct error *ret_error);
 void loads_close(struct loads *loads);
 
-/* True while another load would keep the disk busier. */
-bool loads_has_room(const struct loads *loads);
+/* True while another load of that expert would keep its drive busier. A guess has room only where little is on the way,
+ * so that a demand that comes next does not wait behind it. */
+bool loads_has_room(const struct loads *loads, uint32_t expert, enum priority priority);
 
 /* Starts to read the expert into a slot that placement_take gave. Needs room. */
-void loads_begin(struct loads *loads, uint32_t expert, struct slot_ref ref);
+void loads_begin(struct loads *loads, uint32_t expert, struct slot_ref ref, enum priority priority);
+
+/* A demand came for an expert whose load is active: what of it waits in the background becomes urgent. */
+void loads_promote(struct loads *loads, uint32_t expert);
 
 /* What the reader and the verify thread hand back. */
 void loads_piece_done(struct loads *loads, struct piece *piece);

@@ -15,8 +15,9 @@ struct io_read {
     void *buffer;
     size_t bytes;
     uint64_t offset;
-    int64_t result;       /* bytes read, or a negative errno; W: the method, before it hands the read back */
-    struct io_read *next; /* for the list that holds it */
+    uint32_t buffer_place; /* 0, or 1 + the place of a registered buffer that holds all of it */
+    int64_t result;        /* bytes read, or a negative errno; W: the method, before it hands the read back */
+    struct io_read *next;  /* for the list that holds it */
 };
 
 struct io_setup {
@@ -43,6 +44,13 @@ struct io_method {
                 struct error *ret_error);
     /* No read may be in flight. */
     void (*close)(void *state);
+    /* NULL, or: reads of these files will come, which stay open until `close`. A negative errno only means that they cost
+     * a little more, but for -EBADF: the lock file is not held any more. No read may be in flight. */
+    int (*register_files)(void *state, const int *fds, uint32_t count);
+    /* NULL, or: reads into `bytes` bytes at `base` will come, and name `place` + 1. They must be mapped, and nothing else may
+     * stand there while the buffer is registered; NULL: no such read comes any more, but some may be in flight. A negative
+     * errno (-ENOMEM: not so much memory may be locked) only means that reads into it must not name it. */
+    int (*register_buffer)(void *state, uint32_t place, void *base, size_t bytes);
 };
 
 extern const struct io_method io_method_uring, io_method_pread;

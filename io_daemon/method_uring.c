@@ -12,6 +12,8 @@
 /* What stands in user_data for a poll; every other value is a struct io_read. */
 enum poll_tag { TAG_DOORBELL = 1, TAG_STOP = 2, POLL_TAGS = 3 };
 
+#define BUFFER_PLACES (1u << 14) /* as many as the kernel allows */
+
 struct uring_poll {
     int fd; /* -1: not used */
     bool armed;
@@ -21,6 +23,10 @@ struct uring {
     struct io_uring ring;
     struct uring_poll polls[POLL_TAGS];
     bool multishot; /* kernels before 5.13 have one-shot polls only */
+    int lock_fd;
+    uint32_t *fixed; /* [fixed_count] by descriptor: its place in the ring's file table, 0: it has none */
+    int fixed_count;
+    bool has_buffers; /* the table of registered buffers is there */
 };
 
 /* From what suits us best to what every kernel with io_uring has. */
@@ -43,6 +49,7 @@ static void uring_close(void *state)
 {
     struct uring *uring = state;
     io_uring_queue_exit(&uring->ring);
+    free(uring->fixed);
     free(uring);
 }
 
@@ -68,6 +75,7 @@ static int uring_open(const struct io_setup *setup, void **ret_state, struct err
         return error_set(ret_error, -status, "io_uring cannot hold the lock file: %s", strerror(-status));
     }
     uring->multishot = true;
+    uring->lock_fd = setup->lock_fd;
     uring->polls[0].fd = -1;
     uring->polls[TAG_DOORBELL].fd = setup->doorbell_fd;
     uring->polls[TAG_STOP].fd = setup->stop_fd;
@@ -86,10 +94,19 @@ static struct io_uring_sqe *free_sqe(struct uring *uring)
 
 static int uring_submit(void *state, struct io_read *read)
 {
+    const struct uring *uring = state;
     struct io_uring_sqe *sqe = free_sqe(state);
     if (!sqe)
         return -EAGAIN;
-    io_uring_prep_read(sqe, read->fd, read->buffer, (unsigned)read->bytes, read->offset);
+    uint32_t place = read->fd < uring->fixed_count ? uring->fixed[read->fd] : 0;
+    int file = place ? (int)place : read->fd;
+    if (read->buffer_place)
+        io_uring_prep_read_fixed(sqe, file, read->buffer, (unsigned)read->bytes, read->offset,
+                                 (int)read->buffer_place - 1);
+    else
+        io_uring_prep_read(sqe, file, read->buffer, (unsigned)read->bytes, read->offset);
+    if (place)
+        sqe->flags |= IOSQE_FIXED_FILE;
     io_uring_sqe_set_data(sqe, read);
     return 0;
 }
@@ -167,6 +184,55 @@ static int uring_wait(void *state, int timeout_ms, struct io_read **ret_finished
     return error_set(ret_error, -status, "io_uring: waiting failed: %s", strerror(-status));
 }
 
+/* The table is made anew, the lock file first in it as before. */
+static int uring_register_files(void *state, const int *fds, uint32_t count)
+{
+    struct uring *uring = state;
+    int highest = 0;
+    for (uint32_t i = 0; i < count; i++)
+        highest = fds[i] > highest ? fds[i] : highest;
+    int *table = calloc((size_t)count + 1, sizeof(*table));
+    uint32_t *fixed = calloc((size_t)highest + 1, sizeof(*fixed));
+    int status = table && fixed ? 0 : -ENOMEM;
+    if (status == 0 && uring->lock_fd >= 0)
+        status = io_uring_unregister_files(&uring->ring);
+    if (status == 0) {
+        table[0] = uring->lock_fd; /* -1 leaves the place empty */
+        for (uint32_t i = 0; i < count; i++) {
+            table[i + 1] = fds[i];
+            fixed[fds[i]] = i + 1;
+        }
+        status = io_uring_register_files(&uring->ring, table, count + 1);
+        if (status < 0 && uring->lock_fd >= 0 && io_uring_register_files(&uring->ring, &uring->lock_fd, 1) < 0)
+            status = -EBADF;
+    }
+    free(table);
+    if (status < 0) {
+        free(fixed);
+        return status;
+    }
+    uring->fixed = fixed;
+    uring->fixed_count = highest + 1;
+    return 0;
+}
+
+static int uring_register_buffer(void *state, uint32_t place, void *base, size_t bytes)
+{
+    struct uring *uring = state;
+    if (place >= BUFFER_PLACES)
+        return -ENOSPC;
+    if (!uring->has_buffers) {
+        int status = io_uring_register_buffers_sparse(&uring->ring, BUFFER_PLACES);
+        if (status < 0)
+            return status;
+        uring->has_buffers = true;
+    }
+    const struct iovec buffer = {.iov_base = base, .iov_len = bytes};
+    __u64 tag = 0;
+    int updated = io_uring_register_buffers_update_tag(&uring->ring, place, &buffer, &tag, 1);
+    return updated < 0 ? updated : updated == 1 ? 0 : -ENOMEM;
+}
+
 const struct io_method io_method_uring = {
     .name = "uring",
     .choice = IO_URING,
@@ -174,4 +240,6 @@ const struct io_method io_method_uring = {
     .submit = uring_submit,
     .wait = uring_wait,
     .close = uring_close,
+    .register_files = uring_register_files,
+    .register_buffer = uring_register_buffer,
 };

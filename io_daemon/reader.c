@@ -15,15 +15,21 @@ uint64_t monotonic_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void append_piece(struct reader *reader, struct piece *piece)
+static void append_piece(struct piece_queue *queue, struct piece *piece)
 {
     piece->next = NULL;
-    if (reader->first)
-        reader->last->next = piece;
+    if (queue->first)
+        queue->last->next = piece;
     else
-        reader->first = piece;
-    reader->last = piece;
-    reader->waiting_bytes += piece->read.bytes;
+        queue->first = piece;
+    queue->last = piece;
+    queue->bytes += piece->read.bytes;
+}
+
+static void enqueue(struct reader *reader, struct piece *piece)
+{
+    struct drive *drive = &reader->drives[piece->drive];
+    append_piece(piece->background ? &drive->background : &drive->urgent, piece);
 }
 
 void reader_add(struct reader *reader, struct piece *piece)
@@ -31,30 +37,81 @@ void reader_add(struct reader *reader, struct piece *piece)
     piece->status = 0;
     piece->retried = false;
     piece->stalls = 0;
-    append_piece(reader, piece);
+    enqueue(reader, piece);
+}
+
+/* Bytes of a drive that may be in flight. */
+static uint64_t most_bytes(const struct reader *reader, bool background)
+{
+    uint64_t most = reader->most_bytes ? reader->most_bytes : READER_IN_FLIGHT;
+    return background ? most / 2 : most;
+}
+
+bool reader_has_room(const struct reader *reader, uint8_t drive, bool background)
+{
+    const struct drive *d = &reader->drives[drive];
+    uint64_t bytes = d->flying_bytes + d->urgent.bytes + (background ? d->background.bytes : 0);
+    return bytes < most_bytes(reader, background);
+}
+
+void reader_promote(struct reader *reader, uint8_t drive, const void *owner)
+{
+    struct drive *d = &reader->drives[drive];
+    struct piece *piece = d->background.first;
+    d->background = (struct piece_queue){0};
+    while (piece) {
+        struct piece *next = piece->next;
+        if (piece->owner == owner)
+            piece->background = false;
+        enqueue(reader, piece);
+        piece = next;
+    }
 }
 
 struct piece *reader_withdraw(struct reader *reader)
 {
-    struct piece *pieces = reader->first;
-    reader->first = reader->last = NULL;
-    reader->waiting_bytes = 0;
-    return pieces;
+    struct piece_queue all = {0};
+    for (uint32_t d = 0; d < READER_DRIVES; d++) {
+        struct piece_queue *queues[] = {&reader->drives[d].urgent, &reader->drives[d].background};
+        for (size_t q = 0; q < 2; q++) {
+            for (struct piece *piece = queues[q]->first, *next; piece; piece = next) {
+                next = piece->next;
+                append_piece(&all, piece);
+            }
+            *queues[q] = (struct piece_queue){0};
+        }
+    }
+    return all.first;
+}
+
+/* Sends from the front of one queue. False: the method is full. */
+static bool submit_queue(struct reader *reader, struct drive *drive, struct piece_queue *queue, uint64_t most)
+{
+    uint32_t most_reads = reader->most_reads ? reader->most_reads : READER_DEPTH;
+    while (queue->first && reader->flying < most_reads) {
+        struct piece *piece = queue->first;
+        if (drive->flying && drive->flying_bytes + piece->read.bytes > most)
+            return true;
+        piece->started_ns = monotonic_ns();
+        if (reader->method->submit(reader->io, &piece->read) < 0)
+            return false;
+        queue->first = piece->next;
+        queue->bytes -= piece->read.bytes;
+        drive->flying_bytes += piece->read.bytes;
+        drive->flying++;
+        reader->flying++;
+    }
+    return true;
 }
 
 static void submit_pieces(struct reader *reader)
 {
-    while (reader->first && reader->flying < READER_DEPTH) {
-        struct piece *piece = reader->first;
-        if (reader->flying && reader->flying_bytes + piece->read.bytes > READER_IN_FLIGHT)
-            return;
-        piece->started_ns = monotonic_ns();
-        if (reader->method->submit(reader->io, &piece->read) < 0)
-            return;
-        reader->first = piece->next;
-        reader->waiting_bytes -= piece->read.bytes;
-        reader->flying_bytes += piece->read.bytes;
-        reader->flying++;
+    bool open = true;
+    for (uint32_t d = 0; open && d < READER_DRIVES; d++)
+        open = submit_queue(reader, &reader->drives[d], &reader->drives[d].urgent, most_bytes(reader, false));
+    for (uint32_t d = 0; open && d < READER_DRIVES; d++) {
+        struct drive *drive = &reader->drives[d];
+        open = submit_queue(reader, drive, &drive->background, most_bytes(reader, true));
     }
 }
 
@@ -104,17 +161,21 @@ int reader_wait(struct reader *reader, int timeout_ms, struct piece **ret_finish
     while (read) {
         struct piece *piece = (struct piece *)(void *)read;
         read = read->next;
+        struct drive *drive = &reader->drives[piece->drive];
         reader->flying--;
-        reader->flying_bytes -= piece->read.bytes;
+        drive->flying--;
+        drive->flying_bytes -= piece->read.bytes;
         atomic_fetch_add_explicit(reader->counters.reads, 1, memory_order_relaxed);
         atomic_fetch_add_explicit(reader->counters.ns, now - piece->started_ns, memory_order_relaxed);
+        if (reader->counters.us)
+            histogram_add(reader->counters.us, (now - piece->started_ns) / 1000);
         if (piece->read.result > 0)
             atomic_fetch_add_explicit(reader->counters.bytes, (uint64_t)piece->read.result, memory_order_relaxed);
         if (advance_piece(piece)) {
             piece->next = *ret_finished;
             *ret_finished = piece;
         } else {
-            append_piece(reader, piece);
+            enqueue(reader, piece);
         }
     }
     submit_pieces(reader); /* what makes room for the next piece also sends it, before anything else is done */

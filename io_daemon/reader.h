@@ -1,44 +1,69 @@
 /* Whole pieces out of partial reads. A piece is 1-2 MiB that the caller wants in memory; the reader keeps few enough
- * bytes in flight that a demand never waits long, resumes short reads at an aligned place, repeats what was
- * interrupted, and hands a piece back once: whole, or with the reason why not. Thread: the daemon's main. */
+ * bytes of each drive in flight that a demand never waits long, lets urgent pieces pass those of guesses, resumes short
+ * reads at an aligned place, repeats what was interrupted, and hands a piece back once: whole, or with the reason why
+ * not. Thread: the daemon's main. */
 #pragma once
 
 #include "io_daemon/method.h"
+#include "shm/histogram.h"
 
 #include <stdbool.h>
 
-#define READER_IN_FLIGHT (UINT64_C(32) << 20) /* bytes */
+#define READER_IN_FLIGHT (UINT64_C(32) << 20) /* bytes of a drive; half of it for pieces in the background */
 #define READER_DEPTH 64u                      /* reads in flight, where they are small */
+#define READER_DRIVES 8u                      /* drives that have bounds of their own */
 #define PIECE_BYTES (UINT64_C(2) << 20)       /* the largest piece */
 
 struct piece {
     struct io_read read; /* what is still to come; first member, so that a finished read is its piece */
     void *owner;
-    uint32_t index; /* the owner's */
-    int status;     /* when handed back: 0, or a negative errno; -ENODATA: the file ends before the piece */
+    uint32_t index;  /* the owner's */
+    uint8_t drive;   /* below READER_DRIVES */
+    bool background; /* nobody waits for it: it is passed by all others, and only half the bytes in flight are its */
+    int status;      /* when handed back: 0, or a negative errno; -ENODATA: the file ends before the piece */
     uint64_t started_ns;
     bool retried;    /* one EIO was forgiven */
     uint32_t stalls; /* reads in a row without progress */
     struct piece *next;
 };
 
-/* What a reader counts; relaxed, for anybody to look at. */
+/* What a reader counts; relaxed, for anybody to look at. `us`: of each read; NULL: not counted. */
 struct reader_counters {
     _Atomic uint64_t *reads, *bytes, *ns;
+    struct histogram *us;
+};
+
+struct piece_queue {
+    struct piece *first, *last;
+    uint64_t bytes;
+};
+
+struct drive {
+    struct piece_queue urgent, background; /* waiting for room in flight */
+    uint64_t flying_bytes;
+    uint32_t flying;
 };
 
 struct reader {
     const struct io_method *method;
     void *io;
     struct reader_counters counters;
-    struct piece *first, *last; /* waiting for room in flight */
-    uint64_t waiting_bytes, flying_bytes;
-    uint32_t flying;
+    /* In flight, at most; 0: READER_IN_FLIGHT and READER_DEPTH. A piece larger than that goes alone. */
+    uint64_t most_bytes; /* of a drive */
+    uint32_t most_reads; /* of all */
+    struct drive drives[READER_DRIVES];
+    uint32_t flying; /* reads, of all drives */
 };
 
-/* Asks for a piece: the owner has set read.fd, buffer, bytes, offset, owner and index. Its memory must live until it is
- * handed back. */
+/* Asks for a piece: the owner has set read.fd, buffer, bytes, offset, owner, index, drive and background. Its memory
+ * must live until it is handed back. */
 void reader_add(struct reader *reader, struct piece *piece);
+
+/* True while another piece for that drive would keep it busier. */
+bool reader_has_room(const struct reader *reader, uint8_t drive, bool background);
+
+/* The owner's pieces that wait in the background become urgent, behind those that are. */
+void reader_promote(struct reader *reader, uint8_t drive, const void *owner);
 
 /* Sends what fits, sleeps (see io_method.wait), and hands back finished pieces as a list. */
 int reader_wait(struct reader *reader, int timeout_ms, struct piece **ret_finished, uint32_t *ret_events,

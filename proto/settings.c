@@ -84,6 +84,22 @@ static const struct setting_info table[SETTING_COUNT] = {
                            .default_text = "auto",
                            .choices = {"auto", "off"},
                            .help = "ask for huge pages for the pool"},
+    [SETTING_VERIFY] = {.name = "verify",
+                        .type = SETTING_CHOICE,
+                        .default_text = "first",
+                        .choices = {"first", "always", "off"}, /* as enum verify_choice has them */
+                        .help = "hold what is read against the checksums: when it is first read, each time, or never"},
+    [SETTING_PREFETCH] = {.name = "prefetch",
+                          .type = SETTING_CHOICE,
+                          .default_text = "auto",
+                          .choices = {"auto", "off", "on"}, /* as enum prefetch has them */
+                          .help =
+                              "ask for the next layer's likely experts ahead; auto: where the drive has time for them"},
+    [SETTING_LEARNING] = {.name = "learning",
+                          .type = SETTING_CHOICE,
+                          .default_text = "on",
+                          .choices = {"off", "read", "on"}, /* as enum learning has them */
+                          .help = "remember which experts are used, and load those at the next start; read: only load"},
 };
 
 const struct setting_info *setting_info(enum setting setting)

@@ -14,6 +14,13 @@
 #define MAX_POOL_SLOTS (1u << 24)
 #define MAX_ISA 64u
 
+const char *ahead_count_name(enum ahead_count count)
+{
+    static const char *const names[AHEAD_COUNTS] = {
+        [AHEAD_ASKED] = "asked", [AHEAD_USED] = "used", [AHEAD_READY] = "ready", [AHEAD_MISSED] = "missed"};
+    return names[count];
+}
+
 struct bound {
     const char *name;
     uint64_t value, least, most;
@@ -77,6 +84,9 @@ static int check_facts(const struct facts *facts, struct error *ret_error)
         {"prefill_chunk", facts->prefill_chunk, 1, facts->max_rows},
         {"pool_slots", facts->pool_slots, facts->config.top_k, MAX_POOL_SLOTS},
         {"hugepages", facts->hugepages, 0, 1},
+        {"verify", facts->verify, VERIFY_FIRST, VERIFY_OFF},
+        {"prefetch", facts->prefetch, PREFETCH_AUTO, PREFETCH_ON},
+        {"learning", facts->learning, LEARNING_OFF, LEARNING_ON},
         {"isa", facts->isa, 0, MAX_ISA},
     };
     status = check_bounds(bounds, sizeof(bounds) / sizeof(bounds[0]), ret_error);
@@ -101,15 +111,17 @@ int control_create(const char *instance, const struct facts *facts, struct contr
     struct control *control = segment.base;
     control->facts = *facts;
     atomic_store(&control->epoch, 1);
+    atomic_store(&control->pool_target, facts->pool_slots);
     *ret_control = control;
     return 0;
 }
 
-int control_attach(const char *instance, struct control **ret_control, struct facts *ret_facts, struct error *ret_error)
+static int attach(const char *instance, bool writable, struct control **ret_control, struct facts *ret_facts,
+                  struct error *ret_error)
 {
     struct segment segment;
     int status =
-        segment_attach(instance, CONTROL_PART, SEGMENT_CONTROL, sizeof(struct control), true, &segment, ret_error);
+        segment_attach(instance, CONTROL_PART, SEGMENT_CONTROL, sizeof(struct control), writable, &segment, ret_error);
     if (status < 0)
         return status;
     struct control *control = segment.base;
@@ -123,9 +135,24 @@ int control_attach(const char *instance, struct control **ret_control, struct fa
     return 0;
 }
 
-void control_detach(struct control *control)
+int control_attach(const char *instance, struct control **ret_control, struct facts *ret_facts, struct error *ret_error)
 {
-    struct segment segment = {control, sizeof(*control)};
+    return attach(instance, true, ret_control, ret_facts, ret_error);
+}
+
+int control_watch(const char *instance, const struct control **ret_control, struct facts *ret_facts,
+                  struct error *ret_error)
+{
+    struct control *control;
+    int status = attach(instance, false, &control, ret_facts, ret_error);
+    if (status == 0)
+        *ret_control = control;
+    return status;
+}
+
+void control_detach(const struct control *control)
+{
+    struct segment segment = {(void *)(uintptr_t)control, sizeof(*control)};
     segment_detach(&segment);
 }
 

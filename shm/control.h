@@ -6,6 +6,7 @@
 
 #include "proto/message.h"
 #include "proto/model_config.h"
+#include "shm/histogram.h"
 #include "shm/ring.h"
 #include "shm/segment.h"
 #include "shm/uses.h"
@@ -14,10 +15,17 @@
 
 #define MAX_WORKERS 8u
 #define MAX_CORES 1024u
+#define HOLD_WORDS (MODEL_MAX_LAYERS * MODEL_MAX_EXPERTS / 64) /* a bit for each expert */
 
 enum activations { ACTIVATIONS_INT8 = 1, ACTIVATIONS_F32 = 2 };
 enum kv_format { KV_F16 = 1, KV_F32 = 2 };
 enum io_choice { IO_AUTO = 0, IO_URING = 1, IO_PREAD = 2 };
+/* When a slice of an expert is held against its checksum: when it is first read in the life of iod (or since it failed),
+ * each time, never. */
+enum verify_choice { VERIFY_FIRST = 0, VERIFY_ALWAYS = 1, VERIFY_OFF = 2 };
+enum prefetch { PREFETCH_AUTO = 0, PREFETCH_OFF = 1, PREFETCH_ON = 2 };
+/* The use of experts in earlier sessions: no matter, read at the start, read and added to. */
+enum learning { LEARNING_OFF = 0, LEARNING_READ = 1, LEARNING_ON = 2 };
 
 /* Constant for the life of the instance. W: supervisor, before the first child; R: all, copied and checked at
  * attach. */
@@ -37,14 +45,31 @@ struct facts {
     uint32_t context;                     /* tokens a sequence may have */
     /* the settings of these names; prefill_chunk <= max_rows, slots <= logit_rows */
     uint32_t slots, queue, prefill_chunk;
-    uint32_t pool_slots;
+    uint32_t pool_slots;               /* of the table: what the pool may grow to */
     uint32_t hugepages;                /* 0 or 1 */
+    uint32_t verify;                   /* enum verify_choice */
+    uint32_t prefetch;                 /* enum prefetch */
+    uint32_t learning;                 /* enum learning */
     uint32_t isa;                      /* kernels: enum kernel_isa (compute/kernel.h), 0 auto */
     uint32_t worker_node[MAX_WORKERS]; /* memory node of each worker */
     uint16_t core_count[MAX_WORKERS];  /* cores of each worker ... */
     /* ... and which; thread t of worker w is pinned to cores[w][t % core_count[w]] */
     uint16_t cores[MAX_WORKERS][MAX_CORES];
 };
+
+/* What looking ahead was good for, in experts: asked for; used, those of them that their layer then wanted; ready, those of the used that
+ * were READY when the layer began; missed, those that an answer's row wanted and that were neither asked for nor READY. Recall is used /
+ * (used + missed), precision used / asked. */
+enum ahead_count { AHEAD_ASKED, AHEAD_USED, AHEAD_READY, AHEAD_MISSED, AHEAD_COUNTS };
+
+/* "asked", "used", ... */
+const char *ahead_count_name(enum ahead_count count);
+
+/* Adds to a counter that only this process writes and anybody may read. */
+static inline void add_counter(_Atomic uint64_t *counter, uint64_t value)
+{
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + value, memory_order_relaxed);
+}
 
 struct worker_line {
     /* W: iod; R: the worker, futex. Bumped after any slot changed to READY or FAILED on behalf of this worker, and by
@@ -62,6 +87,7 @@ struct worker_line {
     /* counters, W: the worker, relaxed */
     /* times: see struct step_done */
     _Atomic uint64_t steps, rows, step_ns, part_ns[STEP_PARTS], matmul_ns, hits, misses;
+    _Atomic uint64_t ahead[AHEAD_COUNTS]; /* by enum ahead_count; worker 0 */
 };
 
 struct iod_line {
@@ -76,8 +102,22 @@ struct iod_line {
     _Alignas(CACHE_LINE) _Atomic uint64_t loads, load_bytes, reads, read_ns, evictions, failures,
         verified_bytes, demand_ns;
     _Atomic uint64_t dense_bytes;
-    _Atomic uint32_t method; /* enum io_choice in use */
-    _Atomic uint32_t direct; /* 1: O_DIRECT */
+    _Atomic uint32_t method;       /* enum io_choice in use */
+    _Atomic uint32_t direct;       /* 1: O_DIRECT */
+    _Atomic uint32_t pool_refused; /* the target that memory or /dev/shm was too small for; 0: none */
+    _Atomic uint64_t busy_ns;      /* how long at least one demand was outstanding */
+    _Atomic uint64_t retries;      /* reads that were repeated: EIO, and slices whose checksum differed */
+    /* Lookaheads: asked for and taken up; of those, given a slot; used after that; evicted unused; given up unread. */
+    _Atomic uint64_t guesses_asked, guesses_loaded, guesses_used, guesses_wasted, guesses_dropped;
+    /* now: experts that wait, bytes in flight */
+    _Atomic uint32_t queued_demands, queued_lookaheads, queued_warmups;
+    _Atomic uint64_t flying_bytes, registered_bytes; /* of the pool: with io_uring, in advance */
+    struct histogram read_us, demand_us; /* of one read; from the request for an expert to READY */
+};
+
+/* How often the experts of a layer were READY when it began, and how often not; an expert of a step counts once, however many rows use it. */
+struct layer_counts {
+    _Atomic uint64_t hits, misses; /* W: worker 0, relaxed */
 };
 
 struct front_line {
@@ -95,11 +135,18 @@ struct control {
     _Alignas(CACHE_LINE) _Atomic uint32_t epoch;
     /* W: supervisor. Equal to epoch while every process is ready in that epoch: front sends STEPs only then. */
     _Alignas(CACHE_LINE) _Atomic uint32_t serving;
+    /* W: supervisor, who then rings iod; R: iod, tools. Slots that the pool should have: top_k to facts.pool_slots. */
+    _Alignas(CACHE_LINE) _Atomic uint32_t pool_target;
+    /* Experts that the user holds in the pool, a bit each. W: supervisor, the bits, then the counter (release), and
+     * rings iod; R: iod, tools. */
+    _Atomic uint32_t holds_changed;
+    _Atomic uint64_t holds[HOLD_WORDS];
     struct iod_line iod;
     struct front_line front;
     struct worker_line workers[MAX_WORKERS];
-    struct request_ring rings[MAX_WORKERS]; /* worker w -> iod */
-    struct use_log uses;                    /* worker 0 -> iod, tools */
+    struct request_ring rings[MAX_WORKERS];                            /* worker w -> iod */
+    _Alignas(CACHE_LINE) struct layer_counts layers[MODEL_MAX_LAYERS]; /* by layer, of worker 0 */
+    struct use_log uses;                                               /* worker 0 -> iod, tools */
 };
 
 /* Creates the segment with those facts (they are checked first). Thread: the supervisor's main. */
@@ -109,7 +156,10 @@ int control_create(const char *instance, const struct facts *facts, struct contr
 /* Maps it, checks every fact, and copies them: use the copy, never control->facts. */
 int control_attach(const char *instance, struct control **ret_control, struct facts *ret_facts,
                    struct error *ret_error);
-void control_detach(struct control *control);
+/* The same for reading only: a write would fault. */
+int control_watch(const char *instance, const struct control **ret_control, struct facts *ret_facts,
+                  struct error *ret_error);
+void control_detach(const struct control *control);
 
 /* Raises the epoch and wakes every futex of the instance. Thread: the supervisor's main. Returns the new epoch. */
 uint32_t control_raise_epoch(struct control *control);

@@ -2,14 +2,13 @@
 
 #include "proto/model_config.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define POOL_PART "pool"
 #define POOL_MAX_SLOTS (1u << 24)
-#define GROW_THREADS 4u
 
 /* Everything that follows from a shape; the header repeats it and attach compares. */
 struct pool_layout {
@@ -197,19 +196,13 @@ void pool_detach(struct pool *pool)
     *pool = (struct pool){0};
 }
 
-int pool_grow(struct pool *pool, bool hugepages, struct error *ret_error)
+/* A new object on every node, of full size and without memory. */
+static int create_object(struct pool *pool, uint32_t object, struct error *ret_error)
 {
-    uint32_t object = objects_ready(pool);
-    if (object == pool->object_count)
-        return 1;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
     for (uint32_t n = 0; n < pool->nodes; n++) {
         char part[32];
         object_part(n, object, part);
-        struct segment_options options = {.kind = SEGMENT_RAW,
-                                          .node = (int)n,
-                                          .hugepages = hugepages,
-                                          .populate_threads = cores < GROW_THREADS ? (uint32_t)cores : GROW_THREADS};
+        const struct segment_options options = {.kind = SEGMENT_RAW, .node = -1, .sparse = true};
         struct segment made;
         int status = segment_unlink(pool->instance, part);
         if (status >= 0)
@@ -230,10 +223,120 @@ int pool_grow(struct pool *pool, bool hugepages, struct error *ret_error)
     return 0;
 }
 
+/* A stretch of slots of one object, on one node. */
+struct stretch {
+    const struct pool *pool;
+    uint32_t object;
+    size_t offset, bytes;
+    struct segment_options options;
+    int status;
+    struct error error;
+};
+
+static struct stretch make_stretch(const struct pool *pool, uint32_t node, uint32_t first, uint32_t end)
+{
+    size_t stride = pool->slice_bytes * (EXPERT_SLICES / pool->nodes);
+    return (struct stretch){.pool = pool,
+                            .object = first / pool->slots_per_object,
+                            .offset = first % pool->slots_per_object * stride,
+                            .bytes = (end - first) * stride,
+                            .options = {.kind = SEGMENT_RAW, .node = (int)node}};
+}
+
+static void *populate_stretch(void *argument)
+{
+    struct stretch *stretch = argument;
+    const struct pool *pool = stretch->pool;
+    char part[32];
+    object_part((uint32_t)stretch->options.node, stretch->object, part);
+    stretch->status = segment_populate(pool->instance, part, attached_bytes(pool, stretch->object), stretch->offset,
+                                       stretch->bytes, &stretch->options, &stretch->error);
+    return NULL;
+}
+
+/* The nodes' memories are filled at the same time, each by threads of its own. */
+static int populate_nodes(const struct pool *pool, uint32_t first, uint32_t end, bool hugepages, bool background,
+                          struct error *ret_error)
+{
+    struct stretch stretches[POOL_MAX_NODES];
+    pthread_t threads[POOL_MAX_NODES];
+    bool started[POOL_MAX_NODES] = {false};
+    int status = 0;
+    for (uint32_t n = 0; n < pool->nodes; n++) {
+        stretches[n] = make_stretch(pool, n, first, end);
+        stretches[n].options.hugepages = hugepages;
+        stretches[n].options.background = background;
+        started[n] = n > 0 && pthread_create(&threads[n], NULL, populate_stretch, &stretches[n]) == 0;
+    }
+    for (uint32_t n = 0; n < pool->nodes; n++) {
+        if (started[n])
+            pthread_join(threads[n], NULL);
+        else
+            populate_stretch(&stretches[n]);
+        if (stretches[n].status < 0 && status == 0)
+            status = error_set(ret_error, -stretches[n].status, "%s", stretches[n].error.text);
+    }
+    return status;
+}
+
+/* The end of first's object, or `end` if that comes before. */
+static uint32_t end_in_object(const struct pool *pool, uint32_t first, uint32_t end)
+{
+    uint64_t next = ((uint64_t)first / pool->slots_per_object + 1) * pool->slots_per_object;
+    end = end < pool->slot_count ? end : pool->slot_count;
+    return next < end ? (uint32_t)next : end;
+}
+
+int pool_grow(struct pool *pool, uint32_t first, uint32_t end, bool hugepages, bool background, uint32_t *ret_end,
+              struct error *ret_error)
+{
+    uint32_t stop = end_in_object(pool, first, end), object = first / pool->slots_per_object;
+    *ret_end = first;
+    if (first >= stop)
+        return 0;
+    int status = object < objects_ready(pool) ? 0 : create_object(pool, object, ret_error);
+    if (status == 0)
+        status = populate_nodes(pool, first, stop, hugepages, background, ret_error);
+    if (status < 0) {
+        pool_punch(pool, first, stop, NULL); /* other nodes may have got theirs */
+        return status;
+    }
+    pool_publish(pool, stop);
+    *ret_end = stop;
+    return 0;
+}
+
+void pool_publish(struct pool *pool, uint32_t slots)
+{
+    atomic_store_explicit(&pool->header->slots_ready, slots, memory_order_release);
+}
+
+int pool_punch(struct pool *pool, uint32_t first, uint32_t end, struct error *ret_error)
+{
+    uint64_t stand = (uint64_t)objects_ready(pool) * pool->slots_per_object;
+    end = end < stand ? end : (uint32_t)stand;
+    end = end < pool->slot_count ? end : pool->slot_count;
+    while (first < end) {
+        uint32_t stop = end_in_object(pool, first, end);
+        for (uint32_t n = 0; n < pool->nodes; n++) {
+            struct stretch stretch = make_stretch(pool, n, first, stop);
+            char part[32];
+            object_part(n, stretch.object, part);
+            int status = segment_punch(pool->instance, part, stretch.offset, stretch.bytes, ret_error);
+            if (status < 0)
+                return status;
+        }
+        first = stop;
+    }
+    return 0;
+}
+
 uint32_t pool_slots_ready(const struct pool *pool)
 {
-    uint64_t slots = (uint64_t)objects_ready(pool) * pool->slots_per_object;
-    return slots < pool->slot_count ? (uint32_t)slots : pool->slot_count;
+    uint64_t stand = (uint64_t)objects_ready(pool) * pool->slots_per_object;
+    uint32_t ready = atomic_load_explicit(&pool->header->slots_ready, memory_order_acquire);
+    ready = ready < pool->slot_count ? ready : pool->slot_count;
+    return ready < stand ? ready : (uint32_t)stand;
 }
 
 void *pool_slice(const struct pool *pool, uint32_t slot, uint32_t slice)

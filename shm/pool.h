@@ -1,8 +1,9 @@
 /* The pool of experts in shared memory.
  *
- * Segment `pool` holds the slot table and the map; the bytes stand in raw objects `pool.<node>.<k>` of at most 1 GiB,
- * the unit of allocation, registration and resizing; no slot crosses two. A slot is one stretch in each node's region:
- * node n of N holds the slices [8n/N, 8(n+1)/N) of every expert, one after another (slice_bytes each).
+ * Segment `pool` holds the slot table and the map; the bytes stand in raw objects `pool.<node>.<k>` of at most 1
+ * GiB, made as the pool grows; no slot crosses two. An object has its full size from the beginning, and memory up to
+ * the last slot that stands. A slot is one stretch in each node's region: node n of N holds the slices [8n/N,
+ * 8(n+1)/N) of every expert, one after another (slice_bytes each).
  *
  * Who writes what stands at each field. Experts are numbered id = moe_index * experts + expert. */
 #pragma once
@@ -24,6 +25,7 @@ struct slot {
     /* W: iod before LOADING -> FAILED: errno (EIO, EBADMSG for a checksum); R: all after FAILED (acquire) */
     _Atomic uint32_t error;
     _Atomic uint32_t slice; /* W: iod, with error: the slice that failed */
+    _Atomic float heat;     /* W: iod, the policy's word on how warm the expert is (relaxed); R: tools */
 };
 
 struct pool_header {
@@ -33,8 +35,10 @@ struct pool_header {
     uint32_t moe_layers, experts;
     uint64_t slice_bytes;
     uint64_t slots_offset, map_offset; /* struct slot [slots]; _Atomic uint64_t [moe_layers * experts] */
-    /* W: iod, release, after all nodes' object k stands and is populated; R: all, acquire. Grows only. */
+    /* W: iod, release, after object k is there on all nodes; R: all, acquire. Grows only. */
     _Alignas(CACHE_LINE) _Atomic uint32_t objects_ready;
+    /* W: iod; R: all, acquire. Slots below it have memory; those from it on are EMPTY. Falls when the pool shrinks. */
+    _Atomic uint32_t slots_ready;
 };
 
 /* A process's view: private, rebuilt by attaching. */
@@ -70,12 +74,20 @@ int pool_attach(const char *instance, struct pool *ret_pool, struct error *ret_e
 int pool_attach_objects(struct pool *pool, struct error *ret_error);
 void pool_detach(struct pool *pool);
 
-/* Creates and publishes the next object on every node (iod only; blocks while pages are populated: run it beside the
- * loop). An object that a dead predecessor left unpublished is removed first. 0, or 1 when all stand, or an error (full
- * /dev/shm). */
-int pool_grow(struct pool *pool, bool hugepages, struct error *ret_error);
+/* Gives memory to the slots from `first` on, up to `end` or the end of first's object, on all nodes at once, and
+ * publishes how far they stand now (*ret_end too; == first: there was nothing to do). iod only; blocks while pages
+ * are populated: run it beside the loop. `first` is the caller's own book of what stands. An object that a dead
+ * predecessor left unpublished is removed first. `background`: by niced threads. On an error (full /dev/shm) what
+ * stood stands. */
+int pool_grow(struct pool *pool, uint32_t first, uint32_t end, bool hugepages, bool background, uint32_t *ret_end,
+              struct error *ret_error);
 
-/* Slots whose objects stand: slots with an index below may be used. */
+/* Publishes that slots below `slots` stand: to shrink, once those above are EMPTY for good; then pool_punch gives their
+ * memory back. Both: iod only; punching blocks and may be repeated. */
+void pool_publish(struct pool *pool, uint32_t slots);
+int pool_punch(struct pool *pool, uint32_t first, uint32_t end, struct error *ret_error);
+
+/* Slots that have memory: those with an index below may be used. */
 uint32_t pool_slots_ready(const struct pool *pool);
 
 /* Address of slice `slice` of a slot, mapped in this process. The slot's index and slice are checked: NULL if out of

@@ -16,6 +16,7 @@
 #define SHM_FOLDER "/dev/shm"              /* where glibc's shm_open puts its objects */
 #define POPULATE_STEP (UINT64_C(16) << 20) /* bytes a madvise call: short enough that threads share the work evenly */
 #define POPULATE_MAX_THREADS 64u
+#define BACKGROUND_NICE 10 /* a tenth of a core beside a thread at work, all of it beside an idle one */
 #define SEGMENT_NAME_MAX 128
 
 int segment_check_instance(const char *instance, struct error *ret_error)
@@ -74,6 +75,7 @@ struct populate {
     char *base;
     size_t bytes;
     const struct bitmask *cpus; /* where the threads run; NULL: anywhere */
+    bool background;            /* niced */
     _Atomic uint64_t next;      /* byte offset of the next step that no thread has taken */
     _Atomic int code;           /* errno of the first failure, 0: none */
 };
@@ -83,6 +85,8 @@ static void *populate_segment(void *argument)
     struct populate *populate = argument;
     if (populate->cpus)
         numa_sched_setaffinity(0, (struct bitmask *)(uintptr_t)populate->cpus); /* failure costs time only */
+    if (populate->background)
+        (void)!nice(BACKGROUND_NICE); /* Linux: this thread alone */
     while (atomic_load(&populate->code) == 0) {
         uint64_t offset = atomic_fetch_add(&populate->next, POPULATE_STEP);
         if (offset >= populate->bytes)
@@ -99,40 +103,59 @@ static void *populate_segment(void *argument)
     return NULL;
 }
 
-/* The cores of a node, from which its pages are zeroed fastest; NULL: no matter. Asked once here, not in each thread:
- * libnuma's answer goes through a cache without a lock. */
+/* The cores of a node that this process may use, from which its pages are zeroed fastest; those of any node where it
+ * may use none of them; NULL: no matter. Asked once here, not in each thread: libnuma's answer goes through a cache
+ * without a lock. */
 static struct bitmask *node_cpus(int node)
 {
-    struct bitmask *cpus = node < 0 ? NULL : numa_allocate_cpumask();
-    if (cpus && numa_node_to_cpus(node, cpus) < 0) {
-        numa_free_cpumask(cpus);
-        cpus = NULL;
+    struct bitmask *allowed = numa_available() < 0 ? NULL : numa_allocate_cpumask(), *cpus = NULL;
+    if (allowed && numa_sched_getaffinity(0, allowed) > 0) {
+        cpus = numa_allocate_cpumask();
+        if (node >= 0 && numa_node_to_cpus(node, cpus) == 0)
+            for (unsigned i = 0; i < cpus->size; i++)
+                if (!numa_bitmask_isbitset(allowed, i))
+                    numa_bitmask_clearbit(cpus, i);
+        if (numa_bitmask_weight(cpus) == 0)
+            copy_bitmask_to_bitmask(allowed, cpus);
     }
+    if (allowed)
+        numa_free_cpumask(allowed);
     return cpus;
 }
 
-/* 0 or a positive errno. The threads are new ones, so that binding them to a node leaves the caller's affinity
- * alone. */
-static int populate_all(char *base, size_t bytes, int node, uint32_t threads, int fd)
+static void populate_with_threads(struct populate *populate, uint32_t threads)
 {
-    struct bitmask *cpus = threads > 1 ? node_cpus(node) : NULL;
-    struct populate populate = {.base = base, .bytes = bytes, .cpus = cpus};
     pthread_t ids[POPULATE_MAX_THREADS];
     uint32_t started = 0;
     threads = threads > POPULATE_MAX_THREADS ? POPULATE_MAX_THREADS : threads;
-    while (threads > 1 && started < threads && pthread_create(&ids[started], NULL, populate_segment, &populate) == 0)
+    while (started < threads && pthread_create(&ids[started], NULL, populate_segment, populate) == 0)
         started++;
-    if (started == 0) {
-        populate.cpus = NULL;
-        populate_segment(&populate);
-    }
     for (uint32_t i = 0; i < started; i++)
         pthread_join(ids[i], NULL);
+    if (started == 0) { /* the caller keeps its affinity and its priority */
+        populate->cpus = NULL;
+        populate->background = false;
+        populate_segment(populate);
+    }
+}
+
+/* 0 or a positive errno. The threads are new ones, so that binding them to a node leaves the caller's affinity
+ * alone. `offset` is where `base` stands in the file. */
+static int populate_all(char *base, size_t bytes, size_t offset, const struct segment_options *options, int fd)
+{
+    uint32_t threads = options->populate_threads;
+    struct bitmask *cpus = threads == 1 ? NULL : node_cpus(options->node);
+    struct populate populate = {.base = base, .bytes = bytes, .cpus = cpus, .background = options->background};
+    if (threads == 0)
+        threads = cpus ? numa_bitmask_weight(cpus) : (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
+    if (options->node < 0)
+        populate.cpus = NULL;
+    populate_with_threads(&populate, threads == 1 && !options->background ? 0 : threads);
     if (cpus)
         numa_free_cpumask(cpus);
     int code = atomic_load(&populate.code);
     if (code == EINVAL) /* a kernel before 5.14 */
-        code = posix_fallocate(fd, 0, (off_t)bytes);
+        code = posix_fallocate(fd, (off_t)offset, (off_t)bytes);
     return code == EFAULT ? ENOSPC : code; /* EFAULT: a touch would have been a SIGBUS */
 }
 
@@ -149,11 +172,21 @@ static int bind_to_node(void *base, size_t bytes, int node)
     return status < 0 ? -1 : node;
 }
 
+/* Memory for `bytes` from `offset` on of a mapped object. 0 or a positive errno. */
+static int fill_stretch(char *base, size_t offset, size_t bytes, const struct segment_options *options, int fd)
+{
+    struct segment_options bound = *options;
+    bound.node = bind_to_node(base + offset, bytes, options->node);
+    if (options->hugepages)
+        (void)madvise(base + offset, bytes, MADV_HUGEPAGE); /* a kernel or mount without them works with small pages */
+    return populate_all(base + offset, bytes, offset, &bound, fd);
+}
+
 static int segment_fill(const char *name, int fd, size_t bytes, const struct segment_options *options, void **ret_base,
                         struct error *ret_error)
 {
     /* Asking first saves filling the whole mount only to give it back; the populate below is what counts. */
-    if (bytes_free(fd) < bytes)
+    if (!options->sparse && bytes_free(fd) < bytes)
         return no_space(name, fd, bytes, ENOSPC, ret_error);
     if (ftruncate(fd, (off_t)bytes) < 0)
         return error_set(ret_error, errno, "shared memory %s cannot get %zu bytes: %s", name, bytes, strerror(errno));
@@ -161,10 +194,7 @@ static int segment_fill(const char *name, int fd, size_t bytes, const struct seg
     if (base == MAP_FAILED)
         return error_set(ret_error, errno, "shared memory %s of %zu bytes cannot be mapped: %s", name, bytes,
                          strerror(errno));
-    int node = bind_to_node(base, bytes, options->node);
-    if (options->hugepages)
-        (void)madvise(base, bytes, MADV_HUGEPAGE); /* a kernel or mount without them works with small pages */
-    int code = populate_all(base, bytes, node, options->populate_threads, fd);
+    int code = options->sparse ? 0 : fill_stretch(base, 0, bytes, options, fd);
     if (code) {
         munmap(base, bytes);
         return no_space(name, fd, bytes, code, ret_error);
@@ -268,6 +298,44 @@ void segment_detach(struct segment *segment)
     if (segment->base)
         munmap(segment->base, segment->bytes);
     *segment = (struct segment){0};
+}
+
+int segment_populate(const char *instance, const char *part, size_t bytes_expected, size_t offset, size_t bytes,
+                     const struct segment_options *options, struct error *ret_error)
+{
+    char name[SEGMENT_NAME_MAX];
+    struct segment segment;
+    int status = segment_name(instance, part, name, ret_error);
+    if (status == 0)
+        status = segment_attach(instance, part, SEGMENT_RAW, bytes_expected, true, &segment, ret_error);
+    if (status < 0)
+        return status;
+    _cleanup_close_ int fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
+    int code = fd < 0 ? errno : 0;
+    if (fd >= 0 && (offset > segment.bytes || bytes > segment.bytes - offset))
+        code = EINVAL;
+    if (!code && bytes_free(fd) < bytes)
+        code = ENOSPC;
+    if (!code) {
+        code = fill_stretch(segment.base, offset, bytes, options, fd);
+        if (code)
+            (void)segment_punch(instance, part, offset, bytes, NULL);
+    }
+    segment_detach(&segment);
+    return code ? no_space(name, fd, bytes, code, ret_error) : 0;
+}
+
+int segment_punch(const char *instance, const char *part, size_t offset, size_t bytes, struct error *ret_error)
+{
+    char name[SEGMENT_NAME_MAX];
+    int status = segment_name(instance, part, name, ret_error);
+    if (status < 0)
+        return status;
+    _cleanup_close_ int fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
+    if (fd < 0 || fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) < 0)
+        return error_set(ret_error, errno, "shared memory %s: %zu bytes at %zu cannot be given back: %s", name, bytes,
+                         offset, strerror(errno));
+    return 0;
 }
 
 int segment_unlink(const char *instance, const char *part)

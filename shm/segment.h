@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define SEGMENT_MAGIC UINT64_C(0x31455450594c4143) /* "CALYPTE1", little-endian */
-#define SEGMENT_LAYOUT 2u
+#define SEGMENT_LAYOUT 3u
 #define INSTANCE_NAME_MAX 64u /* letters, digits, '-', '_' */
 #define CACHE_LINE 64
 
@@ -38,15 +38,17 @@ struct segment {
     size_t bytes;
 };
 
-/* Creates, sizes, maps and populates (MADV_POPULATE_WRITE by `threads` threads; 1 for small ones) a segment, so that a
- * full /dev/shm or cgroup is an error here (ENOSPC/ENOMEM, naming the segment, the bytes wanted, the bytes free and the
- * remedy) and never a SIGBUS later. `node` >= 0 binds the memory to that NUMA node first. `hugepages` advises
- * MADV_HUGEPAGE. An existing object of the same name is -EEXIST. On failure nothing is left behind. Any thread. */
+/* Creates, sizes, maps and populates (MADV_POPULATE_WRITE by `populate_threads` threads; 1 for small ones) a
+ * segment, so that a full /dev/shm or cgroup is an error here (ENOSPC/ENOMEM, naming the segment, the bytes wanted,
+ * the bytes free and the remedy) and never a SIGBUS later. `node` >= 0 binds the memory to that NUMA node first.
+ * `hugepages` advises MADV_HUGEPAGE. `sparse` leaves a raw segment without memory, for segment_populate to fill. An
+ * existing object of the same name is -EEXIST. On failure nothing is left behind. Any thread. */
 struct segment_options {
     enum segment_kind kind;
     int node; /* -1: no binding */
-    bool hugepages;
-    uint32_t populate_threads;
+    bool hugepages, sparse;
+    uint32_t populate_threads; /* 0: one for each core of the node that this process may use */
+    bool background;           /* the populating threads are niced: others are at work */
 };
 int segment_create(const char *instance, const char *part, size_t bytes, const struct segment_options *options,
                    struct segment *ret_segment, struct error *ret_error);
@@ -57,6 +59,15 @@ int segment_attach(const char *instance, const char *part, enum segment_kind kin
                    struct segment *ret_segment, struct error *ret_error);
 
 void segment_detach(struct segment *segment);
+
+/* Gives memory to a stretch of a raw segment of `bytes_expected` bytes, as segment_create does to all of it (node,
+ * hugepages, threads, background; the errors are the same). On failure the stretch has none. Offsets and sizes are
+ * multiples of 4096. Any thread. */
+int segment_populate(const char *instance, const char *part, size_t bytes_expected, size_t offset, size_t bytes,
+                     const struct segment_options *options, struct error *ret_error);
+
+/* Takes the memory of such a stretch back (FALLOC_FL_PUNCH_HOLE): who maps it reads zeros. Repeatable. Any thread. */
+int segment_punch(const char *instance, const char *part, size_t offset, size_t bytes, struct error *ret_error);
 
 /* Removes one name (a missing one is fine), or every `/calypte.<instance>.*`. Returns the number removed or negative
  * errno. */

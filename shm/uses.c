@@ -17,7 +17,11 @@ static struct use unpack(uint64_t entry)
 void uses_append(struct use_log *log, const struct use *uses, uint32_t count)
 {
     uint64_t at = atomic_load_explicit(&log->end, memory_order_relaxed), end = at + count;
-    atomic_store_explicit(&log->begun, end, memory_order_relaxed);
+    /* A writer that died in the middle has overwritten more than `end` tells: `begun` goes back only where it makes no sense. */
+    uint64_t begun = atomic_load_explicit(&log->begun, memory_order_relaxed);
+    if (begun < end || begun - at > USE_ENTRIES)
+        begun = end;
+    atomic_store_explicit(&log->begun, begun, memory_order_relaxed);
     /* A reader that sees one of the new entries also sees `begun`: fence here, acquire fence there. */
     atomic_thread_fence(memory_order_release);
     for (uint32_t i = 0; i < count; i++)

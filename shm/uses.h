@@ -14,14 +14,14 @@
 
 enum use_flag {
     USE_HIT = 1,     /* READY when its layer began */
-    USE_PREFILL = 2, /* of a prompt's row, not of an answer's */
+    USE_PREFILL = 2, /* of a prompt's row, not of an answer's: its sequence has many rows in the step */
     USE_LAYER = 4,   /* the first entry of a layer */
 };
 
 /* Packed in an entry, from the low bits: expert 24, row 13, flags 3, step 24. */
 struct use {
     uint32_t expert; /* moe_index * experts + expert */
-    uint32_t row;    /* of the step */
+    uint32_t row;    /* of the step, modulo 8192 */
     uint32_t flags;  /* enum use_flag */
     uint32_t step;   /* low 24 bits of the step's number */
 };
@@ -33,7 +33,7 @@ struct use_log {
     _Alignas(CACHE_LINE) _Atomic uint64_t entries[USE_ENTRIES];
 };
 
-/* Appends `count` uses (at most USE_ENTRIES / 2 at a time are kept whole). Wait-free. Thread: the one writer. */
+/* Appends `count` uses, at most USE_ENTRIES / 2 at a time. Continues where an earlier writer, dead or not, has ended. Wait-free. Thread: the one writer. */
 void uses_append(struct use_log *log, const struct use *uses, uint32_t count);
 
 /* Reads at most `most` entries from *place on, which moves behind them. Returns how many; *ret_lost: how many were overwritten before

@@ -129,8 +129,7 @@ static int open_matmul(const struct bench_case *which, const struct kernel_set *
     fill_floats(m->x, which->k);
     for (uint32_t r = 0; r < which->rows; r++) {
         size_t at = (size_t)r * which->k;
-        set->quantise(m->x, which->k, m->q + at, m->scales + at / GROUP);
-        set->sum_groups(m->q + at, which->k, m->sums + at / GROUP);
+        set->quantise(m->x, which->k, m->q + at, m->scales + at / GROUP, m->sums + at / GROUP);
         m->x[r % which->k] += 0.5f; /* no two rows alike */
     }
     for (unsigned t = 0; t < memory->threads; t++) {
@@ -279,13 +278,14 @@ static int open_indexer(const struct bench_case *which, const struct kernel_set 
     m->x = take(&m->list, width * sizeof *m->x);
     m->q = take(&m->list, width);
     m->scales = take(&m->list, width / GROUP * sizeof *m->scales);
+    m->sums = take(&m->list, width / GROUP * sizeof *m->sums);
     m->y = take(&m->list, which->n * sizeof *m->y);
     m->scratch = take(&m->list, (size_t)which->n * (INDEX_DIM / GROUP) * sizeof *m->scratch); /* the keys' scales */
     status = check_measurement(m, ret_error);
     if (status < 0)
         return status;
     fill_floats(m->x, width);
-    set->quantise(m->x, (uint32_t)width, m->q, m->scales);
+    set->quantise(m->x, (uint32_t)width, m->q, m->scales, m->sums);
     fill_floats(m->scratch, (size_t)which->n * (INDEX_DIM / GROUP));
     size_t key_bytes = INDEX_DIM + INDEX_DIM / GROUP * sizeof(float);
     *ret_item_bytes = (double)which->n * (double)key_bytes;
@@ -298,10 +298,16 @@ static void work_indexer(void *context, unsigned thread, unsigned threads, uint6
 {
     const struct measurement *m = context;
     struct range own = split(m->which->n, thread, threads);
+    const struct index_queries queries = {.heads = INDEX_HEADS,
+                                          .dim = INDEX_DIM,
+                                          .q = m->q,
+                                          .scales = m->scales,
+                                          .sums = m->sums,
+                                          .weights = m->x,
+                                          .scale = 0.088388346f};
     size_t bytes = (size_t)own.count * INDEX_DIM, copies = bytes ? m->memory->bytes / bytes : 0;
     for (uint64_t i = first; copies > 0 && i < first + count; i++)
-        m->set->index_scores(m->q, m->scales, m->x, INDEX_HEADS, INDEX_DIM, 0.088388346f,
-                             (const int8_t *)m->memory->quanta[thread] + i % copies * bytes,
+        m->set->index_scores(&queries, (const int8_t *)m->memory->quanta[thread] + i % copies * bytes,
                              m->scratch + (size_t)own.first * (INDEX_DIM / GROUP), own.count, m->y + own.first);
 }
 
@@ -347,7 +353,6 @@ static int open_rows(const struct bench_case *which, const struct kernel_set *se
     m->scratch_floats = (size_t)which->rows * which->n * which->k;
     m->scratch = take(&m->list, memory->threads * m->scratch_floats * sizeof *m->scratch);
     m->x = take(&m->list, which->n * sizeof *m->x);
-    m->y = take(&m->list, (size_t)memory->threads * which->n * sizeof *m->y);
     m->q = take(&m->list, (size_t)memory->threads * which->n);
     m->scales = take(&m->list, (size_t)memory->threads * which->n / GROUP * sizeof *m->scales);
     m->sums = take(&m->list, (size_t)memory->threads * which->n / GROUP * sizeof *m->sums);
@@ -362,34 +367,24 @@ static int open_rows(const struct bench_case *which, const struct kernel_set *se
     return 0;
 }
 
-static void quantise_row(const struct measurement *m, unsigned thread, const float *y)
-{
-    size_t at = (size_t)thread * m->which->n;
-    m->set->quantise(y, m->which->n, m->q + at, m->scales + at / GROUP);
-    m->set->sum_groups(m->q + at, m->which->n, m->sums + at / GROUP);
-}
-
 static void work_rmsnorm(void *context, unsigned thread, unsigned threads, uint64_t first, uint64_t count)
 {
     (void)threads;
     const struct measurement *m = context;
-    float *y = m->y + (size_t)thread * m->which->n;
-    for (uint64_t i = first; i < first + count; i++) {
-        m->set->rmsnorm(m->scratch + thread * m->scratch_floats + i % m->which->rows * m->which->n, m->x, m->which->n,
-                        1e-5f, y);
-        quantise_row(m, thread, y);
-    }
+    size_t n = m->which->n, at = thread * n;
+    for (uint64_t i = first; i < first + count; i++)
+        m->set->rmsnorm_quantise(m->scratch + thread * m->scratch_floats + i % m->which->rows * n, m->x, m->which->n,
+                                 1e-5f, NULL, m->q + at, m->scales + at / GROUP, m->sums + at / GROUP);
 }
 
 static void work_swiglu(void *context, unsigned thread, unsigned threads, uint64_t first, uint64_t count)
 {
     (void)threads;
     const struct measurement *m = context;
-    float *y = m->y + (size_t)thread * m->which->n;
+    size_t n = m->which->n, at = thread * n;
     for (uint64_t i = first; i < first + count; i++) {
-        const float *gate = m->scratch + thread * m->scratch_floats + i % m->which->rows * 2 * m->which->n;
-        m->set->swiglu(gate, gate + m->which->n, m->which->n, y);
-        quantise_row(m, thread, y);
+        const float *gate = m->scratch + thread * m->scratch_floats + i % m->which->rows * 2 * n;
+        m->set->swiglu_quantise(gate, gate + n, m->which->n, m->q + at, m->scales + at / GROUP, m->sums + at / GROUP);
     }
 }
 

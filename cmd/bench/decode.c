@@ -1,5 +1,5 @@
 /* calypte bench decode and bench prefill: a whole instance on a whole model, against the bandwidth and the dot
- * instruction of the machine, which are measured first, in the same run. */
+ * instruction of the machine, which are measured between its runs. */
 #include "cmd/bench/memory.h"
 #include "cmd/bench/volume.h"
 #include "cmd/cli/client.h"
@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define CHUNK_MOST 4096u /* of the setting prefill_chunk */
+#define LIMIT_RUNS 2u    /* of each limit, between two runs */
 
 enum { FLAG_CONTEXT, FLAG_TOKENS, FLAG_RUNS, FLAG_SECONDS, FLAG_BYTES, FLAG_JSON };
 enum { FLAG_ROWS = FLAG_CONTEXT, FLAG_CHUNK = FLAG_TOKENS };
@@ -86,8 +87,18 @@ static const char *const counted_names[COUNTED_PARTS] = {
 };
 
 struct figures {
-    double tokens_per_s;
+    double tokens_per_s, read, dot; /* GB/s, GMAC/s: the better of what was measured before and after the run */
     double counted[COUNTED_PARTS], part_s[STEP_PARTS];
+};
+
+/* What bounds a run: measured while the instance has nothing to do. */
+struct limits {
+    struct bench_team *team;
+    struct bench_memory memory;
+    struct bench_reading reading;
+    struct bench_load read, dot;
+    const struct peak *peak;
+    unsigned threads;
 };
 
 struct bench {
@@ -99,14 +110,12 @@ struct bench {
     double seconds;
     uint64_t megabytes;
     struct container *container;
-    struct bench_spread read, dot; /* GB/s, GMAC/s */
-    const struct peak *peak;
-    unsigned threads;
+    struct limits limits;
     struct target target;
     struct client client;
     struct figures best;
-    struct bench_spread tokens_per_s;
-    json_t *status; /* the supervisor's */
+    struct bench_spread tokens_per_s, read; /* of all runs */
+    json_t *status;                         /* the supervisor's */
 };
 
 /* --- the limits --- */
@@ -120,46 +129,55 @@ static void work_dot(void *context, unsigned thread, unsigned threads, uint64_t 
     peak->run_dot(count);
 }
 
-static struct bench_spread measure(struct bench_team *team, struct bench_load *load, double seconds)
+/* With as many threads as an instance takes by itself. */
+static int open_limits(struct bench *bench, struct error *ret_error)
 {
-    double rates[5];
-    bench_calibrate(team, load, seconds);
-    for (unsigned r = 0; r < 5; r++)
-        rates[r] = bench_rate(team, load) * 1e-9;
-    return bench_spread(rates, 5);
-}
-
-/* Read bandwidth and dot instruction with as many threads as an instance takes by itself. */
-static int measure_limits(struct bench *bench, struct error *ret_error)
-{
+    struct limits *limits = &bench->limits;
     const struct kernel_set *set;
-    struct bench_team *team = NULL;
-    struct bench_memory memory = {0};
-    struct bench_reading reading = {0};
-    struct bench_load load;
     int status = kernel_choose((uint32_t)settings_number(&bench->arguments.settings, SETTING_ISA), &set, ret_error);
     if (status < 0)
         return status;
-    bench->peak = peak_find(set->name);
-    if (!bench->peak)
+    limits->peak = peak_find(set->name);
+    if (!limits->peak)
         return error_set(ret_error, ENOTSUP, "no peak loop for the kernel set %s", set->name);
-    bench->threads = bench_usable_cpus();
-    status = bench_team_open(bench->threads, false, &team, ret_error);
+    limits->threads = bench_usable_cpus();
+    status = bench_team_open(limits->threads, false, &limits->team, ret_error);
     if (status == 0)
-        status = bench_memory_open(team, bench->megabytes << 20, &memory, ret_error);
+        status = bench_memory_open(limits->team, bench->megabytes << 20, &limits->memory, ret_error);
     if (status == 0)
-        status = bench_reading_open(team, &memory, bench->threads, bench->seconds, &reading, &load, ret_error);
-    if (status == 0) {
-        bench->read = measure(team, &load, bench->seconds);
-        load = (struct bench_load){.work = work_dot,
-                                   .context = (void *)(uintptr_t)bench->peak,
-                                   .amount = (double)bench->peak->run_dot(1) * bench->threads};
-        bench->dot = measure(team, &load, bench->seconds);
+        status = bench_reading_open(limits->team, &limits->memory, limits->threads, bench->seconds, &limits->reading,
+                                    &limits->read, ret_error);
+    if (status < 0)
+        return status;
+    limits->dot = (struct bench_load){.work = work_dot,
+                                      .context = (void *)(uintptr_t)limits->peak,
+                                      .amount = (double)limits->peak->run_dot(1) * limits->threads};
+    bench_calibrate(limits->team, &limits->read, bench->seconds);
+    bench_calibrate(limits->team, &limits->dot, bench->seconds);
+    return 0;
+}
+
+static void close_limits(struct limits *limits)
+{
+    bench_reading_close(&limits->reading);
+    bench_memory_close(&limits->memory);
+    bench_team_close(limits->team);
+}
+
+/* The best of some short runs, GB/s or GMAC/s. */
+static double measure_limit(struct bench_team *team, struct bench_load *load)
+{
+    double best = 0;
+    for (unsigned r = 0; r < LIMIT_RUNS; r++) {
+        double rate = bench_rate(team, load) * 1e-9;
+        best = rate > best ? rate : best;
     }
-    bench_reading_close(&reading);
-    bench_memory_close(&memory);
-    bench_team_close(team);
-    return status;
+    return best;
+}
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
 }
 
 /* --- the instance --- */
@@ -248,24 +266,33 @@ static int measure_run(struct bench *bench, unsigned run, struct figures *ret_fi
 
 static int measure_runs(struct bench *bench, struct error *ret_error)
 {
-    double rates[BENCH_RUNS_MAX];
+    double rates[BENCH_RUNS_MAX], reads[BENCH_RUNS_MAX];
     struct figures figures;
+    struct limits *limits = &bench->limits;
     /* The first runs fill session and pool. */
     json_t *answer = NULL;
     int status = ask(bench, 0, bench->prefill ? bench->tokens : 1, &answer, ret_error);
     json_decref(answer);
     if (status == 0)
         status = measure_run(bench, 0, &figures, ret_error);
+    double read = measure_limit(limits->team, &limits->read), dot = measure_limit(limits->team, &limits->dot);
     for (unsigned r = 0; status == 0 && r < bench->runs; r++) {
+        double read_before = read, dot_before = dot;
         status = measure_run(bench, r + 1, &figures, ret_error);
+        read = measure_limit(limits->team, &limits->read);
+        dot = measure_limit(limits->team, &limits->dot);
+        figures.read = reads[r] = larger(read_before, read);
+        figures.dot = larger(dot_before, dot);
         rates[r] = figures.tokens_per_s;
         if (status == 0 && figures.tokens_per_s > bench->best.tokens_per_s)
             bench->best = figures;
     }
     if (status == 0)
         status = client_ask_supervisor(&bench->target.instance, "status", &bench->status, ret_error);
-    if (status == 0)
+    if (status == 0) {
         bench->tokens_per_s = bench_spread(rates, bench->runs);
+        bench->read = bench_spread(reads, bench->runs);
+    }
     return status;
 }
 
@@ -299,8 +326,8 @@ static struct result result_of(const struct bench *bench)
             result.volume.macs += step.macs;
         }
     }
-    result.read_limit = bench->read.most * 1e9 * result.tokens / result.volume.bytes;
-    result.dot_limit = bench->dot.most * 1e9 * result.tokens / result.volume.macs;
+    result.read_limit = bench->best.read * 1e9 * result.tokens / result.volume.bytes;
+    result.dot_limit = bench->best.dot * 1e9 * result.tokens / result.volume.macs;
     double matmul = bench->best.counted[COUNTED_MATMUL];
     result.gmacs = matmul > 0 ? result.volume.macs / matmul * 1e-9 : 0;
     return result;
@@ -331,21 +358,21 @@ static void print_json(const struct bench *bench, const struct result *result)
                   (json_int_t)counted[COUNTED_HITS], "misses", (json_int_t)counted[COUNTED_MISSES]);
     json_t *matmul = json_pack("{s:f, s:f, s:f, s:s, s:f, s:f}", "s", counted[COUNTED_MATMUL], "share_of_steps",
                                counted[COUNTED_STEP_S] > 0 ? counted[COUNTED_MATMUL] / counted[COUNTED_STEP_S] : 0.0,
-                               "gmacs", result->gmacs, "instruction", bench->peak->dot, "limit", bench->dot.most,
-                               "share", bench->dot.most > 0 ? result->gmacs / bench->dot.most : 0.0);
+                               "gmacs", result->gmacs, "instruction", bench->limits.peak->dot, "limit", bench->best.dot,
+                               "share", bench->best.dot > 0 ? result->gmacs / bench->best.dot : 0.0);
     json_auto_t *object =
         json_pack("{s:f, s:f, s:f, s:f, s:s, s:o, s:f, s:f, s:f, s:o, s:o, s:o}", "tokens_per_s",
                   bench->best.tokens_per_s, "bytes_per_token", result->volume.bytes / result->tokens,
                   "limit_tokens_per_s", limit, "share", limit > 0 ? bench->best.tokens_per_s / limit : 0.0, "bound",
-                  result->read_limit < result->dot_limit ? "read bandwidth" : bench->peak->dot, "parts",
+                  result->read_limit < result->dot_limit ? "read bandwidth" : bench->limits.peak->dot, "parts",
                   parts_json(bench), "steps_s", counted[COUNTED_STEP_S], "flight_s", counted[COUNTED_FLIGHT], "front_s",
                   counted[COUNTED_FRONT], "matmul", matmul, "disk", disk, "pool", pool);
     json_object_update_new(
         object,
-        json_pack("{s:s, s:s, s:i, s:i, s:i, s:f, s:o, s:f, s:o, s:I}", "cpu", cpu, "isa", bench->peak->set, "threads",
-                  (int)bench->threads, bench->prefill ? "rows" : "context", (int)bench->prompt, "tokens",
-                  (int)result->tokens, "read_gbps", bench->read.most, "read_spread", bench_spread_json(&bench->read),
-                  "macs_per_token", result->volume.macs / result->tokens, "spread",
+        json_pack("{s:s, s:s, s:i, s:i, s:i, s:f, s:o, s:f, s:o, s:I}", "cpu", cpu, "isa", bench->limits.peak->set,
+                  "threads", (int)bench->limits.threads, bench->prefill ? "rows" : "context", (int)bench->prompt,
+                  "tokens", (int)result->tokens, "read_gbps", bench->best.read, "read_spread",
+                  bench_spread_json(&bench->read), "macs_per_token", result->volume.macs / result->tokens, "spread",
                   bench_spread_json(&bench->tokens_per_s), "steps", (json_int_t)counted[COUNTED_STEPS]));
     json_object_set(object, "workers", json_object_get(bench->status, "workers"));
     json_object_set(object, "worker_threads", json_object_get(bench->status, "threads"));
@@ -359,19 +386,19 @@ static void print_lines(const struct bench *bench, const struct result *result)
     double steps = counted[COUNTED_STEPS] > 0 ? counted[COUNTED_STEPS] : 1;
     char cpu[128];
     bench_cpu_name(cpu, sizeof cpu);
-    printf("cpu       %s, %u threads, kernels %s\n", cpu, bench->threads, bench->peak->set);
+    printf("cpu       %s, %u threads, kernels %s\n", cpu, bench->limits.threads, bench->limits.peak->set);
     printf("speed     %.2f tokens/s (%.2f to %.2f in %u runs of %.0f tokens %s %u)\n", bench->best.tokens_per_s,
            bench->tokens_per_s.least, bench->tokens_per_s.most, bench->tokens_per_s.runs, result->tokens,
            bench->prefill ? "of a prompt of" : "after", bench->prompt);
     printf("memory    %.2f MB a token, at %.2f GB/s (%.2f to %.2f) at most %.2f tokens/s: %.1f %%\n",
-           result->volume.bytes / result->tokens * 1e-6, bench->read.most, bench->read.least, bench->read.most,
+           result->volume.bytes / result->tokens * 1e-6, bench->best.read, bench->read.least, bench->read.most,
            result->read_limit, 100 * bench->best.tokens_per_s / result->read_limit);
     printf("matmul    %.2f GMAC a token, at %.1f GMAC/s (%s) at most %.2f tokens/s: %.1f %%\n",
-           result->volume.macs / result->tokens * 1e-9, bench->dot.most, bench->peak->dot, result->dot_limit,
+           result->volume.macs / result->tokens * 1e-9, bench->best.dot, bench->limits.peak->dot, result->dot_limit,
            100 * bench->best.tokens_per_s / result->dot_limit);
     printf("          %.1f %% of the steps' time, %.1f GMAC/s in it: %.1f %%\n",
            counted[COUNTED_STEP_S] > 0 ? 100 * counted[COUNTED_MATMUL] / counted[COUNTED_STEP_S] : 0.0, result->gmacs,
-           bench->dot.most > 0 ? 100 * result->gmacs / bench->dot.most : 0.0);
+           bench->best.dot > 0 ? 100 * result->gmacs / bench->best.dot : 0.0);
     printf("a step    %.3f ms:", 1e3 * counted[COUNTED_STEP_S] / steps);
     for (int p = 0; p < STEP_PARTS; p++)
         if (bench->best.part_s[p] > 0)
@@ -386,13 +413,14 @@ static int run(struct bench *bench, int interrupt_fd, struct error *ret_error)
 {
     int status = container_open(bench->arguments.operands[0], &bench->container, ret_error);
     if (status == 0)
-        status = measure_limits(bench, ret_error);
+        status = open_limits(bench, ret_error);
     if (status == 0)
         status = open_instance(bench, interrupt_fd, ret_error);
     if (status == 0)
         status = measure_runs(bench, ret_error);
     client_close(&bench->client);
     target_close(&bench->target);
+    close_limits(&bench->limits);
     if (status == 0) {
         struct result result = result_of(bench);
         if (bench->arguments.values[FLAG_JSON])

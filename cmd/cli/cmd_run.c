@@ -259,6 +259,13 @@ static void print_stats(const json_t *answer)
             json_number_value(json_object_get(timing, "first_token_s")),
             100 * json_number_value(json_object_get(timing, "hit_rate")),
             json_integer_value(json_object_get(timing, "disk_bytes")));
+    const json_t *lookahead = json_object_get(timing, "lookahead");
+    double asked = json_number_value(json_object_get(lookahead, "asked"));
+    double used = json_number_value(json_object_get(lookahead, "used"));
+    double missed = json_number_value(json_object_get(lookahead, "missed"));
+    if (lookahead)
+        fprintf(stderr, "lookahead asked for %.0f experts, %.1f %% of them used, %.1f %% of what was missing\n", asked,
+                100 * used / asked, used + missed > 0 ? 100 * used / (used + missed) : 0.0);
     print_parts(timing);
 }
 

@@ -2,7 +2,9 @@
 #include "cmd/cli/client.h"
 #include "cmd/cli/commands.h"
 #include "cmd/cli/usage.h"
+#include "proto/model_config.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { FLAG_NAME, FLAG_JSON };
@@ -23,7 +25,11 @@ static const struct command_line line = {
         "are those a worker's threads are pinned to, and `node` is its memory node (null: not bound). `steps` is what\n"
         "worker 0 counted, in seconds: its `parts` add up to `seconds` (`wait`: for experts on their way from "
         "the disk,\n"
-        "`exchange`: for other workers), `matmul` lies across them.",
+        "`exchange`: for other workers), `matmul` lies across them. Of `disk`, `read_us` and `demand_us` are "
+        "percentiles of\n"
+        "one read and of the way from a request to the expert, in powers of two; `busy_seconds` is how long somebody "
+        "waited\n"
+        "for an expert; `guesses` says what became of the lookaheads.",
     .flags = flags,
 };
 
@@ -98,6 +104,63 @@ static void print_steps(const json_t *steps)
     printf("\n");
 }
 
+struct layer_rate {
+    json_int_t layer;
+    double percent;
+};
+
+static int compare_rates(const void *a, const void *b)
+{
+    const struct layer_rate *x = a, *y = b;
+    return (x->percent > y->percent) - (x->percent < y->percent);
+}
+
+/* The hit rates of the layers: the lowest, the median, the highest. */
+static void print_layers(const json_t *layers)
+{
+    struct layer_rate rates[MODEL_MAX_LAYERS];
+    size_t count = 0, index;
+    json_t *layer;
+    json_array_foreach (layers, index, layer) {
+        json_int_t hits = number(layer, "hits"), uses = hits + number(layer, "misses");
+        if (uses > 0 && count < MODEL_MAX_LAYERS)
+            rates[count++] = (struct layer_rate){number(layer, "layer"), 100.0 * (double)hits / (double)uses};
+    }
+    if (count == 0)
+        return;
+    qsort(rates, count, sizeof *rates, compare_rates);
+    printf("layers    hit rate from %.1f %% (layer %" JSON_INTEGER_FORMAT ") to %.1f %% (layer %" JSON_INTEGER_FORMAT
+           "), median %.1f %%\n",
+           rates[0].percent, rates[0].layer, rates[count - 1].percent, rates[count - 1].layer,
+           rates[count / 2].percent);
+}
+
+static void print_lookahead(const json_t *lookahead)
+{
+    json_int_t asked = number(lookahead, "asked"), used = number(lookahead, "used");
+    bool on = json_is_true(json_object_get(lookahead, "on"));
+    if (!on && asked == 0)
+        return;
+    printf("lookahead %s, asked %" JSON_INTEGER_FORMAT, on ? "on" : "off", asked);
+    if (asked > 0)
+        printf(", used %.1f %%", 100.0 * (double)used / (double)asked);
+    if (used > 0)
+        printf(", in time %.1f %% of these; asked for %.1f %% of what was missing",
+               100.0 * (double)number(lookahead, "ready") / (double)used,
+               100.0 * (double)used / (double)(used + number(lookahead, "missed")));
+    printf("\n");
+}
+
+static void print_size(const json_t *pool)
+{
+    const char *by = json_string_value(json_object_get(pool, "cap_by"));
+    printf("size      %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT " slots stand%s, cap %" JSON_INTEGER_FORMAT
+           " by %s, reserve %.1f MiB\n",
+           number(pool, "standing"), number(pool, "slots"),
+           json_is_true(json_object_get(pool, "auto")) ? " (auto)" : "", number(pool, "cap"), by ? by : "?",
+           (double)number(pool, "reserve") / (1 << 20));
+}
+
 static void print_status(const json_t *status)
 {
     const json_t *pool = json_object_get(status, "pool"), *disk = json_object_get(status, "disk");
@@ -112,11 +175,16 @@ static void print_status(const json_t *status)
            number(pool, "filled"), number(pool, "slots"), number(pool, "experts"),
            (double)number(pool, "bytes") / (1 << 20), hits, number(pool, "misses"),
            uses ? 100.0 * (double)hits / (double)uses : 0.0, number(pool, "evictions"));
+    print_size(pool);
+    print_layers(json_object_get(pool, "layers"));
+    print_lookahead(json_object_get(pool, "lookahead"));
     printf("disk      %.1f MiB of experts in %" JSON_INTEGER_FORMAT " reads (%s%s), %" JSON_INTEGER_FORMAT
-           " us a read, failures %" JSON_INTEGER_FORMAT "\n",
+           " us a read (99 %%: %" JSON_INTEGER_FORMAT "; a demand: %" JSON_INTEGER_FORMAT "), %" JSON_INTEGER_FORMAT
+           " wait, failures %" JSON_INTEGER_FORMAT "\n",
            (double)number(disk, "bytes") / (1 << 20), number(disk, "reads"), text(disk, "method"),
            json_is_true(json_object_get(disk, "direct")) ? ", O_DIRECT" : "", number(disk, "latency_us"),
-           number(disk, "failures"));
+           number(json_object_get(disk, "read_us"), "p99"), number(json_object_get(disk, "demand_us"), "p99"),
+           number(json_object_get(disk, "queues"), "demands"), number(disk, "failures"));
     print_steps(json_object_get(status, "steps"));
     printf("tokens    prompt %" JSON_INTEGER_FORMAT " (%.1f a second), answer %" JSON_INTEGER_FORMAT
            " (%.1f a second)\n",

@@ -4,18 +4,21 @@
 #include "cmd/cli/interrupt.h"
 #include "cmd/cli/launch.h"
 #include "cmd/cli/usage.h"
+#include "io_daemon/usage.h"
 #include "proto/cleanup.h"
+#include "proto/container.h"
 
 #include <limits.h>
 #include <stdio_ext.h>
 #include <string.h>
 
-enum { FLAG_NAME, FLAG_FOREGROUND, FLAG_JSON };
+enum { FLAG_NAME, FLAG_FOREGROUND, FLAG_FORGET, FLAG_JSON };
 
 static const struct flag flags[] = {
     [FLAG_NAME] = {"--name", "-n", "NAME", "the instance's name (default: default)"},
     [FLAG_FOREGROUND] = {"--foreground", NULL, NULL,
                          "stay in the foreground; messages on stderr, Ctrl-C stops the instance"},
+    [FLAG_FORGET] = {"--forget", NULL, NULL, "begin without what earlier sessions have learnt of the use of experts"},
     [FLAG_JSON] = {"--json", NULL, NULL, "print the instance's status as JSON when it can answer"},
     {NULL, NULL, NULL, NULL},
 };
@@ -45,11 +48,15 @@ static int report(const struct instance *instance, bool json)
         json_int_t workers = json_integer_value(json_object_get(status, "workers"));
         const json_t *pool = json_object_get(status, "pool");
         printf("instance %s is up: %s, %" JSON_INTEGER_FORMAT " worker%s x %" JSON_INTEGER_FORMAT
-               " threads, pool of %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT " experts\n",
+               " threads, pool of %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT " experts",
                instance->name, json_string_value(json_object_get(status, "model")), workers, workers == 1 ? "" : "s",
                json_integer_value(json_object_get(status, "threads")),
                json_integer_value(json_object_get(pool, "slots")),
                json_integer_value(json_object_get(pool, "experts")));
+        if (json_is_true(json_object_get(pool, "auto")))
+            printf(" (auto, %.1f MiB of memory stay in reserve)",
+                   (double)json_integer_value(json_object_get(pool, "reserve")) / (1 << 20));
+        putchar('\n');
     }
     json_decref(status);
     /* It runs, whether or not anybody could read so: that is what the exit code says. */
@@ -60,6 +67,19 @@ static int report(const struct instance *instance, bool json)
         clearerr(stdout);
     }
     return EXIT_DONE;
+}
+
+/* Removes what was remembered of the use of this container's experts. */
+static int forget(const struct instance *instance, const char *container_path, struct error *ret_error)
+{
+    char path[PATH_MAX];
+    struct container *container;
+    int status = container_open(container_path, &container, ret_error);
+    if (status)
+        return status;
+    status = usage_path(instance->folder, container->identity, path, ret_error);
+    container_close(container);
+    return status ? status : usage_forget(path, ret_error);
 }
 
 int cmd_up(int argc, char **argv)
@@ -77,6 +97,8 @@ int cmd_up(int argc, char **argv)
         return usage_failed("up", "model %s: %s; give the folder that `calypte convert` made", arguments.operands[0],
                             strerror(errno));
     instance_sweep(INSTANCE_PRIVATE_PREFIX, &error);
+    if (arguments.values[FLAG_FORGET] && forget(&instance, path, &error))
+        return usage_failed("up", "%s", error.text);
     struct launch launch = {.instance = instance.name, .container = path, .settings = &arguments.settings};
     if (arguments.values[FLAG_FOREGROUND]) {
         launch_exec(&launch, &error);

@@ -11,14 +11,19 @@ enum {
 };
 
 int cmd_bench(int argc, char **argv);
+int cmd_cachesim(int argc, char **argv);
 int cmd_config(int argc, char **argv);
 int cmd_convert(int argc, char **argv);
 int cmd_detokenize(int argc, char **argv);
 int cmd_down(int argc, char **argv);
 int cmd_info(int argc, char **argv);
+int cmd_iobench(int argc, char **argv);
+int cmd_pool(int argc, char **argv);
 int cmd_run(int argc, char **argv);
 int cmd_score(int argc, char **argv);
 int cmd_status(int argc, char **argv);
 int cmd_synth(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
+int cmd_trace(int argc, char **argv);
 int cmd_up(int argc, char **argv);
+int cmd_verify(int argc, char **argv);

@@ -21,11 +21,16 @@ static const struct command commands[] = {
     {"up", "start an instance", cmd_up},
     {"down", "stop an instance", cmd_down},
     {"status", "processes, pool, disk and speed of an instance", cmd_status},
+    {"pool", "the pool of experts: its size, and what is hot", cmd_pool},
     {"run", "answer one prompt", cmd_run},
     {"score", "perplexity of a text", cmd_score},
     {"tokenize", "text -> ids", cmd_tokenize},
     {"detokenize", "ids -> text", cmd_detokenize},
+    {"verify", "all checksums of a container against its drive", cmd_verify},
     {"bench", "figures of this machine beside its limits", cmd_bench},
+    {"iobench", "what a drive gives for reading experts", cmd_iobench},
+    {"trace", "which experts the steps of an instance use, into a file", cmd_trace},
+    {"cachesim", "what other pools would have had of a trace", cmd_cachesim},
     {"config", "all settings with value and origin", cmd_config},
 };
 

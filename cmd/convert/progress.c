@@ -1,5 +1,6 @@
 #include "cmd/convert/progress.h"
 
+#include "cmd/cli/bar.h"
 #include "cmd/cli/commands.h"
 #include "cmd/cli/usage.h"
 #include "cmd/convert/report.h"
@@ -8,18 +9,11 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <time.h>
-#include <unistd.h>
-
-#define LINE_SECONDS 5.0 /* between progress lines where there is no terminal */
 
 /* Progress of a run, drawn by the thread that called convert_run. */
 struct progress {
     struct convert_watch watch; /* first, so that the callbacks can get back to the rest */
-    const char *command;
-    struct timespec started;
-    double last_line; /* seconds since the start */
-    bool terminal, drawn;
+    struct bar bar;
     sigset_t stops; /* signals that ask to stop */
     int signal;     /* the one that came */
 };
@@ -29,50 +23,6 @@ unsigned progress_usable_cpus(void)
     cpu_set_t set;
     int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     return count > 0 ? (unsigned)count : 1;
-}
-
-static double seconds_since(const struct timespec *start)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)(now.tv_sec - start->tv_sec) + (double)(now.tv_nsec - start->tv_nsec) * 1e-9;
-}
-
-static void clear_bar(struct progress *progress)
-{
-    if (progress->drawn)
-        fputs("\r\033[K", stderr);
-    progress->drawn = false;
-}
-
-static void draw(struct progress *progress)
-{
-    double seconds = seconds_since(&progress->started);
-    double done = (double)atomic_load(&progress->watch.bytes_done),
-           total = (double)atomic_load(&progress->watch.bytes_total);
-    if (total <= 0 || (!progress->terminal && seconds - progress->last_line < LINE_SECONDS))
-        return;
-    progress->last_line = seconds;
-    double rate = seconds > 0 ? done / seconds : 0, share = done < total ? done / total : 1;
-    char left[32] = "";
-    if (rate > 0 && done < total) {
-        unsigned wait = (unsigned)((total - done) / rate + 1);
-        snprintf(left, sizeof left, ", %u:%02u:%02u left", wait / 3600, wait / 60 % 60, wait % 60);
-    }
-    char text[160];
-    snprintf(text, sizeof text, "%5.1f %%  %.2f of %.2f GB, %.0f MB/s%s", share * 100, done / 1e9, total / 1e9,
-             rate / 1e6, left);
-    if (!progress->terminal) {
-        fprintf(stderr, "%s: %s\n", progress->command, text);
-        return;
-    }
-    char bar[25];
-    for (int i = 0; i < 24; i++)
-        bar[i] = i < (int)(share * 24) ? '#' : '.';
-    bar[24] = '\0';
-    fprintf(stderr, "\r[%s] %s\033[K", bar, text);
-    fflush(stderr);
-    progress->drawn = true;
 }
 
 /* The signals that ask to stop: not those which the caller made us ignore, as a shell does for SIGINT in the
@@ -99,23 +49,20 @@ static void tick(struct convert_watch *watch)
         progress->signal = got;
         atomic_store(&watch->stop, true);
     }
-    draw(progress);
+    bar_draw(&progress->bar, (double)atomic_load(&watch->bytes_done), (double)atomic_load(&watch->bytes_total));
 }
 
 static void note(struct convert_watch *watch, const char *line)
 {
     struct progress *progress = (struct progress *)watch;
-    clear_bar(progress);
-    fprintf(stderr, "%s: %s\n", progress->command, line);
+    bar_clear(&progress->bar);
+    fprintf(stderr, "%s: %s\n", progress->bar.command, line);
 }
 
 int progress_run(const char *command, const struct plan *plan, const char *destination, unsigned jobs, bool json)
 {
-    struct progress progress = {.command = command,
-                                .watch = {.tick = tick, .note = note},
-                                .terminal = isatty(STDERR_FILENO),
-                                .stops = stop_signals()};
-    clock_gettime(CLOCK_MONOTONIC, &progress.started);
+    struct progress progress = {.watch = {.tick = tick, .note = note}, .stops = stop_signals()};
+    bar_begin(command, 0, &progress.bar);
     sigset_t before;
     pthread_sigmask(SIG_BLOCK, &progress.stops, &before);
 
@@ -123,7 +70,7 @@ int progress_run(const char *command, const struct plan *plan, const char *desti
     enum convert_result result = CONVERT_DONE;
     int status = convert_run(plan, destination, jobs, &progress.watch, &result, &error);
     tick(&progress.watch);
-    clear_bar(&progress);
+    bar_clear(&progress.bar);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (progress.signal && status == -EINTR) {
         fprintf(stderr, "calypte %s: interrupted; run the same command again to go on\n", command);
@@ -134,7 +81,7 @@ int progress_run(const char *command, const struct plan *plan, const char *desti
     if (result == CONVERT_WAS_DONE)
         fprintf(stderr, "%s: %s: holds this container already, nothing to do\n", command, destination);
     else
-        fprintf(stderr, "%s: %s: done in %.1f s\n", command, destination, seconds_since(&progress.started));
+        fprintf(stderr, "%s: %s: done in %.1f s\n", command, destination, bar_seconds(&progress.bar));
     if (json)
         report_plan(plan, true, stdout);
     return EXIT_DONE;

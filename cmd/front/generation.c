@@ -85,6 +85,9 @@ static int advance(struct sequence *sequence, struct scheduler *scheduler, uint3
     sequence->computed += sequence->plan.rows;
     generation->disk_bytes =
         atomic_load_explicit(&scheduler->control->iod.load_bytes, memory_order_relaxed) - sequence->disk_bytes_before;
+    for (int c = 0; c < AHEAD_COUNTS; c++)
+        generation->ahead[c] = atomic_load_explicit(&scheduler->control->workers[0].ahead[c], memory_order_relaxed) -
+                               sequence->ahead_before[c];
     generation->own_ns =
         atomic_load_explicit(&scheduler->control->front.own_ns, memory_order_relaxed) - sequence->own_ns_before;
     if (logit_rows == 0)

@@ -29,6 +29,7 @@ struct generation {
     uint64_t added_ns, first_token_ns, ended_ns; /* CLOCK_MONOTONIC, 0: not yet */
     uint64_t own_ns;                             /* of the front, between its steps */
     uint64_t disk_bytes;                         /* that iod read while this ran */
+    uint64_t ahead[AHEAD_COUNTS];                /* what looking ahead was good for while this ran */
 };
 
 /* Takes `prompt` (copied, at least one token). The answer has at most max_tokens tokens and ends with the context at

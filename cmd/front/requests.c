@@ -94,7 +94,7 @@ static json_t *timing_json(const struct generation *generation)
         snprintf(name, sizeof name, "%s_s", step_part_name((enum step_part)p));
         json_object_set_new(parts, name, json_real((double)sequence->part_ns[p] / 1e9));
     }
-    return json_pack(
+    json_t *timing = json_pack(
         "{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:f, s:f, s:f, s:o}", "queue_s",
         (double)(begun - generation->added_ns) / 1e9, "first_token_s", (double)(first - generation->added_ns) / 1e9,
         "total_s", (double)(generation->ended_ns - generation->added_ns) / 1e9, "prompt_tokens_per_s",
@@ -103,6 +103,14 @@ static json_t *timing_json(const struct generation *generation)
         uses > 0 ? (double)sequence->hits / (double)uses : 1.0, "disk_bytes", (json_int_t)generation->disk_bytes,
         "steps", (json_int_t)sequence->steps, "steps_s", (double)sequence->step_ns / 1e9, "matmul_s",
         (double)sequence->matmul_ns / 1e9, "front_s", (double)generation->own_ns / 1e9, "parts", parts);
+    if (generation->ahead[AHEAD_ASKED] > 0) {
+        json_t *lookahead = json_object();
+        for (int c = 0; c < AHEAD_COUNTS; c++)
+            json_object_set_new(lookahead, ahead_count_name((enum ahead_count)c),
+                                json_integer((json_int_t)generation->ahead[c]));
+        json_object_set_new(timing, "lookahead", lookahead);
+    }
+    return timing;
 }
 
 static json_t *text_json(const struct buffer *buffer)

@@ -1,5 +1,6 @@
 #include "cmd/front/sampler.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -7,19 +8,13 @@
 
 #include "compute/math.h"
 
-#define BLOCK 64u    /* ids of a word of `allowed`, and of a call of the kernels */
-#define LANES 16u    /* of a maximum */
-#define SUM_LANES 8u /* of a sum in f64 */
-
-struct sampler_candidate {
-    float weight; /* exp((logit - greatest) / temperature), in (0, 1] */
-    int32_t id;
-};
+#define BLOCK 64u /* ids of a word of `allowed`, and of a call of the kernels */
+#define LANES 16u /* of a maximum and of a sum */
 
 void sampler_scratch_free(struct sampler_scratch *scratch)
 {
-    free(scratch->candidates);
     free(scratch->weights);
+    free(scratch->sums);
     *scratch = (struct sampler_scratch){.kernels = scratch->kernels};
 }
 
@@ -50,10 +45,10 @@ void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t ret_w
         ret_words[i] = c[i];
 }
 
-/* A number in [0, 1) with 53 random bits. */
-static double uniform(uint64_t seed, uint64_t position)
+/* A number in [0, 1) with 53 random bits, for a draw at a position. */
+static double uniform(uint64_t seed, uint64_t position, uint32_t draw)
 {
-    const uint32_t counter[4] = {(uint32_t)position, (uint32_t)(position >> 32), 0, 0};
+    const uint32_t counter[4] = {(uint32_t)position, (uint32_t)(position >> 32), draw, 0};
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     uint32_t words[4];
 
@@ -76,16 +71,12 @@ static const float *block_of(const struct sampler_params *params, const float *l
     return room;
 }
 
-/* Whether one of 64 numbers is NaN or +infinity, in integer comparisons, so that a compiler can make vectors of
- * them. */
+/* Whether one of 64 numbers is NaN or +infinity. */
 static bool is_wrong(const float *x)
 {
     int32_t wrong = 0;
-    for (size_t i = 0; i < BLOCK; i++) {
-        int32_t bits;
-        memcpy(&bits, &x[i], sizeof bits);
-        wrong |= (bits >= 0x7f800000) | ((bits < 0) & (bits > -0x800000));
-    }
+    for (size_t i = 0; i < BLOCK; i++)
+        wrong |= !(x[i] < INFINITY);
     return wrong != 0;
 }
 
@@ -122,101 +113,125 @@ static int32_t greatest(const struct sampler_params *params, const float *logits
     return best;
 }
 
-static bool before(const struct sampler_candidate *a, const struct sampler_candidate *b)
+/* The sum of those of 64 weights that are `least` at least: the lanes sum of the kernels (compute/README.md). */
+static float block_sum(const float *weights, float least)
 {
-    return a->weight != b->weight ? a->weight > b->weight : a->id < b->id;
+    float lanes[LANES] = {0};
+
+    for (size_t i = 0; i < BLOCK; i += LANES)
+        for (size_t l = 0; l < LANES; l++)
+            lanes[l] += weights[i + l] >= least ? weights[i + l] : 0.0f;
+    for (size_t half = LANES / 2; half > 0; half /= 2)
+        for (size_t l = 0; l < half; l++)
+            lanes[l] += lanes[l + half];
+    return lanes[0];
 }
 
-/* Restores the heap below `hole`: the parent comes before its children. */
-static void sift_down(struct sampler_candidate *heap, size_t count, size_t hole)
+/* e^x of 64 numbers in place. Returns their sum. */
+static float exponentials(const struct kernel_set *kernels, float *x)
 {
-    struct sampler_candidate moved = heap[hole];
-
-    for (size_t child; (child = 2 * hole + 1) < count; hole = child) {
-        if (child + 1 < count && before(&heap[child + 1], &heap[child]))
-            child++;
-        if (!before(&heap[child], &moved))
-            break;
-        heap[hole] = heap[child];
-    }
-    heap[hole] = moved;
+    if (kernels)
+        return kernels->softmax_block(x, BLOCK, 0.0f);
+    for (size_t i = 0; i < BLOCK; i++)
+        x[i] = math_exp(x[i]);
+    return block_sum(x, 0.0f);
 }
 
-/* Weights of all ids, 0 where not allowed, up to a multiple of 64; returns their sum, in lanes (id % 8), which are then
- * added in order. */
+/* Weights of all ids, e^((logit - greatest) / temperature), 0 where not allowed, up to a multiple of 64; and their sum, block by
+ * block. */
 static double weigh(const struct sampler_params *params, const float *logits, size_t limit, float top,
                     const struct sampler_scratch *scratch)
 {
-    double lanes[SUM_LANES] = {0}, total = 0;
-    float room[BLOCK];
+    float room[BLOCK], factor = 1.0f / params->temperature;
+    double total = 0;
 
+    factor = factor < FLT_MAX ? factor : FLT_MAX; /* times 0 it must be 0 */
     for (size_t first = 0; first < limit; first += BLOCK) {
         const float *x = block_of(params, logits, limit, first, room);
-        float *weights = scratch->weights + first;
         for (size_t i = 0; i < BLOCK; i++)
-            weights[i] = (x[i] - top) / params->temperature;
-        if (scratch->kernels)
-            scratch->kernels->softmax_block(weights, BLOCK, 0.0f); /* e^x of each */
-        else
-            for (size_t i = 0; i < BLOCK; i++)
-                weights[i] = math_exp(weights[i]);
-        for (size_t i = 0; i < BLOCK; i += SUM_LANES)
-            for (size_t l = 0; l < SUM_LANES; l++)
-                lanes[l] += (double)weights[i + l];
+            scratch->weights[first + i] = (x[i] - top) * factor;
     }
-    for (size_t l = 0; l < SUM_LANES; l++)
-        total += lanes[l];
-    return total;
-}
-
-/* The sum of the weights that are `least` at least. */
-static double sum_from(const float *weights, size_t limit, float least)
-{
-    double lanes[SUM_LANES] = {0}, total = 0;
-
-    for (size_t first = 0; first < limit; first += BLOCK)
-        for (size_t i = 0; i < BLOCK; i += SUM_LANES)
-            for (size_t l = 0; l < SUM_LANES; l++) {
-                float weight = weights[first + i + l];
-                lanes[l] += (double)(weight >= least ? weight : 0.0f);
-            }
-    for (size_t l = 0; l < SUM_LANES; l++)
-        total += lanes[l];
-    return total;
-}
-
-/* Takes as candidates the ids whose weight is at least some bound, as high a one as leaves more than `enough` of the
- * sum: the others are too far down the order to be reached. Returns their number. */
-static size_t gather(const struct sampler_scratch *scratch, size_t limit, double enough)
-{
-    static const float bounds[] = {0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-24f, 0x1p-149f};
-    const size_t last = sizeof bounds / sizeof bounds[0] - 1;
-    size_t b = 0, count = 0;
-
-    while (b < last && sum_from(scratch->weights, limit, bounds[b]) <= enough * (1 + 0x1p-30))
-        b++;
+    /* Apart: wide loads right behind narrow stores of the same bytes would wait for them. */
     for (size_t first = 0; first < limit; first += BLOCK) {
-        if (block_maximum(scratch->weights + first) < bounds[b])
-            continue;
-        for (size_t id = first; id < first + BLOCK; id++)
-            if (scratch->weights[id] >= bounds[b])
-                scratch->candidates[count++] = (struct sampler_candidate){scratch->weights[id], (int32_t)id};
+        scratch->sums[first / BLOCK] = (double)exponentials(scratch->kernels, scratch->weights + first);
+        total += scratch->sums[first / BLOCK];
     }
-    return count;
+    return total;
+}
+
+/* A place in the order of likelihood: descending weight, ties to the lower id. */
+struct place {
+    float weight;
+    size_t id;
+};
+
+static bool comes_before(float weight, size_t id, struct place place)
+{
+    return weight > place.weight || (weight == place.weight && id < place.id);
+}
+
+/* The sum of the weights that come before `place`, block by block. */
+static double sum_before(const struct sampler_scratch *scratch, size_t limit, struct place place)
+{
+    double total = 0;
+    uint32_t bits;
+    float above;
+
+    memcpy(&bits, &place.weight, sizeof bits);
+    bits++; /* of a positive number: the next greater one */
+    memcpy(&above, &bits, sizeof above);
+    for (size_t first = 0; first < limit; first += BLOCK) {
+        const float *weights = scratch->weights + first;
+        double sum = 0;
+        if (first <= place.id && place.id < first + BLOCK)
+            for (size_t i = 0; i < BLOCK; i++)
+                sum += comes_before(weights[i], first + i, place) ? (double)weights[i] : 0.0;
+        else
+            sum = (double)block_sum(weights, first < place.id ? place.weight : above);
+        scratch->sums[first / BLOCK] = sum;
+        total += sum;
+    }
+    return total;
+}
+
+/* Of the ids before `place`, in ascending order, the one at which their sum passes `target`. */
+static size_t id_at(const struct sampler_scratch *scratch, size_t limit, struct place place, double target)
+{
+    size_t blocks = (limit + BLOCK - 1) / BLOCK, b = 0, last = 0;
+    double sum = 0;
+
+    for (size_t at = 0; at < blocks; at++) {
+        if (scratch->sums[at] == 0)
+            continue;
+        b = at;
+        if (sum + scratch->sums[at] > target)
+            break;
+        sum += scratch->sums[at];
+    }
+    /* Where rounding leaves the sum short of the target, the last one is it. */
+    for (size_t id = b * BLOCK; id < (b + 1) * BLOCK; id++) {
+        if (!comes_before(scratch->weights[id], id, place))
+            continue;
+        last = id;
+        sum += (double)scratch->weights[id];
+        if (sum > target)
+            break;
+    }
+    return last;
 }
 
 static int make_room(struct sampler_scratch *scratch, size_t limit)
 {
-    size_t capacity = (limit + BLOCK - 1) / BLOCK * BLOCK;
+    size_t blocks = (limit + BLOCK - 1) / BLOCK;
 
-    if (scratch->capacity >= capacity)
+    if (scratch->blocks >= blocks)
         return 0;
     sampler_scratch_free(scratch);
-    scratch->candidates = reallocarray(NULL, capacity, sizeof *scratch->candidates);
-    scratch->weights = reallocarray(NULL, capacity, sizeof *scratch->weights);
-    if (!scratch->candidates || !scratch->weights)
+    scratch->weights = reallocarray(NULL, blocks * BLOCK, sizeof *scratch->weights);
+    scratch->sums = reallocarray(NULL, blocks, sizeof *scratch->sums);
+    if (!scratch->weights || !scratch->sums)
         return -ENOMEM;
-    scratch->capacity = capacity;
+    scratch->blocks = blocks;
     return 0;
 }
 
@@ -225,35 +240,21 @@ int32_t sampler_pick(const struct sampler_params *params, uint64_t position, con
 {
     size_t limit = vocab < params->vocab_limit ? vocab : params->vocab_limit;
     int32_t best = greatest(params, logits, limit);
-    double kept = 0;
 
     if (best < 0 || params->temperature == 0)
         return best;
     if (make_room(scratch, limit) < 0)
         return -ENOMEM;
-    double total = weigh(params, logits, limit, logits[best], scratch), u = uniform(params->seed, position);
-    bool all = params->top_p >= 1;
-    double enough = all ? u * total : (double)params->top_p * total;
-    struct sampler_candidate *heap = scratch->candidates;
-    size_t count = gather(scratch, limit, enough), left = count;
-    for (size_t i = count / 2; i-- > 0;)
-        sift_down(heap, count, i);
-
-    /* Take the greatest off until they are enough; like heap sort, they gather behind the heap in reverse order. With
-     * top_p 1 what is kept is known at once, so it is enough to reach the token that is drawn. */
-    while (left > 0 && (kept < enough || (all && kept == enough) || left == count)) {
-        struct sampler_candidate taken = heap[0];
-        kept += (double)taken.weight;
-        heap[0] = heap[--left];
-        if (left > 0)
-            sift_down(heap, left, 0);
-        heap[left] = taken;
+    double total = weigh(params, logits, limit, logits[best], scratch), sum = total;
+    struct place place = {0}; /* every weight above 0 comes before it */
+    for (uint32_t draw = 0;; draw++) {
+        size_t id = id_at(scratch, limit, place, uniform(params->seed, position, draw) * sum);
+        if (params->top_p >= 1)
+            return (int32_t)id;
+        /* Kept is what has less than top_p before it. One that is not sets a bound: the next is drawn from those before. */
+        place = (struct place){scratch->weights[id], id};
+        sum = sum_before(scratch, limit, place);
+        if (sum < (double)params->top_p * total)
+            return (int32_t)id;
     }
-    double target = all ? enough : u * kept, sum = 0;
-    for (size_t i = count; i-- > left;) {
-        sum += (double)heap[i].weight;
-        if (sum > target)
-            return heap[i].id;
-    }
-    return heap[left].id; /* rounding: the sum in another order may fall short of the total by a hair */
 }

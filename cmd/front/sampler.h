@@ -20,9 +20,9 @@ struct sampler_params {
  * that computes exponentials many at once; NULL: one by one, with the same result. */
 struct sampler_scratch {
     const struct kernel_set *kernels;
-    struct sampler_candidate *candidates;
-    float *weights;
-    size_t capacity;
+    float *weights; /* [blocks][64] */
+    double *sums;   /* [blocks] */
+    size_t blocks;
 };
 
 void sampler_scratch_free(struct sampler_scratch *scratch);
@@ -32,10 +32,10 @@ int sampler_check(const struct sampler_params *params, struct error *ret_error);
 
 /* Chooses an id for `position` (the absolute position of the new token) from logits[vocab].
  *
- * Greedy: the greatest logit, ties to the lowest id. Else: p = softmax(logits / temperature) over the allowed ids; the
- * fewest tokens whose p add up to at least top_p, in descending p, ties to the lowest id; one of them in proportion to
- * p, by the number that Philox4x32-10 gives for (seed, position). Expected time O(vocab + k log vocab) for k tokens
- * kept.
+ * Greedy: the greatest logit, ties to the lowest id. Else: p = softmax(logits / temperature) over the allowed ids; of the
+ * fewest tokens whose p add up to at least top_p, in descending p, ties to the lowest id, one in proportion to its p. It is drawn from all
+ * ids, in ascending order; if those before it have top_p already, again from those before it, until it is one of the kept. Draw d takes the
+ * number that Philox4x32-10 gives for key seed, counter (position, d). Expected time O(vocab (1 + log(1 / top_p))).
  *
  * Returns the id; -EDOM when an allowed logit is NaN or +infinity, or when no id is allowed or all are -infinity;
  * -ENOMEM. */

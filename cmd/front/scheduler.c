@@ -171,6 +171,9 @@ static int start(struct scheduler *scheduler, struct sequence *sequence)
     sequence->started_ns = clock_ns();
     sequence->own_ns_before = atomic_load_explicit(&scheduler->control->front.own_ns, memory_order_relaxed);
     sequence->disk_bytes_before = atomic_load_explicit(&scheduler->control->iod.load_bytes, memory_order_relaxed);
+    for (int c = 0; c < AHEAD_COUNTS; c++)
+        sequence->ahead_before[c] =
+            atomic_load_explicit(&scheduler->control->workers[0].ahead[c], memory_order_relaxed);
     count_sequences(scheduler);
     return 0;
 }
@@ -268,6 +271,7 @@ static void keep_going(struct scheduler *scheduler)
 void scheduler_send(struct scheduler *scheduler)
 {
     struct error error;
+    uint64_t now = clock_ns(); /* before: a worker that has the message may take this CPU from the front */
     for (uint32_t w = 0; w < scheduler->facts.workers && scheduler->unsent != 0; w++) {
         if (!(scheduler->unsent & 1u << w))
             continue;
@@ -282,7 +286,7 @@ void scheduler_send(struct scheduler *scheduler)
         scheduler->unsent &= ~(1u << w);
     }
     if (scheduler->unsent == 0) {
-        scheduler->sent_ns = clock_ns();
+        scheduler->sent_ns = now;
         scheduler->repeat_ns = scheduler->sent_ns + REPEAT_NS;
     }
 }
@@ -420,11 +424,6 @@ static void take_done(struct scheduler *scheduler, const void *bytes, size_t siz
         advance_all(scheduler, &done);
 }
 
-static void add_counter(_Atomic uint64_t *counter, uint64_t value)
-{
-    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + value, memory_order_relaxed);
-}
-
 void scheduler_receive(struct scheduler *scheduler, uint32_t w)
 {
     void *bytes;
@@ -439,8 +438,9 @@ void scheduler_receive(struct scheduler *scheduler, uint32_t w)
     bool done = waited && !scheduler->in_flight;
     keep_going(scheduler);
     if (done) {
+        uint64_t end = scheduler->in_flight && scheduler->unsent == 0 ? scheduler->sent_ns : clock_ns();
         add_counter(&scheduler->control->front.flight_ns, woken - sent);
-        add_counter(&scheduler->control->front.own_ns, clock_ns() - woken);
+        add_counter(&scheduler->control->front.own_ns, end - woken);
     }
 }
 

@@ -66,6 +66,7 @@ struct sequence {
     struct step_plan plan; /* in the STEP in flight; rows 0: not in it */
     /* what its steps said; shared steps count for each of their sequences */
     uint64_t hits, misses, disk_bytes_before, own_ns_before;
+    uint64_t ahead_before[AHEAD_COUNTS];
     uint64_t steps, step_ns, part_ns[STEP_PARTS], matmul_ns;
     uint64_t started_ns; /* CLOCK_MONOTONIC when it got its slot */
 };
@@ -86,7 +87,7 @@ struct scheduler {
     uint32_t epoch;   /* the last one seen */
     uint64_t step_id; /* of the last STEP */
     bool in_flight;
-    uint64_t sent_ns;          /* CLOCK_MONOTONIC when the last worker had got it */
+    uint64_t sent_ns;          /* CLOCK_MONOTONIC when it began to be given to the last worker */
     uint64_t repeat_ns;        /* CLOCK_MONOTONIC when it is sent again */
     uint32_t in_flight_logits; /* rows of logits that it asked for */
     void *message;             /* its bytes */

@@ -15,7 +15,7 @@ struct counter {
     uint64_t value;
 };
 
-#define COUNTERS 35u
+#define COUNTERS 39u
 
 static uint64_t load(const _Atomic uint64_t *word)
 {
@@ -57,6 +57,12 @@ static size_t collect(const struct front *front, struct counter *ret_counters)
         {"front_seconds", "the front's own time after each step", false, 1e-9, load(&line->own_ns)},
         {"hits", "experts that were in the pool when they were wanted", false, 0, load(&worker->hits)},
         {"misses", "experts that had to be read first", false, 0, load(&worker->misses)},
+        {"lookahead_asked", "experts that were asked for ahead", false, 0, load(&worker->ahead[AHEAD_ASKED])},
+        {"lookahead_used", "of them those that were then wanted", false, 0, load(&worker->ahead[AHEAD_USED])},
+        {"lookahead_ready", "of these those that were in the pool in time", false, 0,
+         load(&worker->ahead[AHEAD_READY])},
+        {"lookahead_missed", "missing experts that were not asked for ahead", false, 0,
+         load(&worker->ahead[AHEAD_MISSED])},
         {"loads", "experts read", false, 0, load(&iod->loads)},
         {"load_bytes", "bytes of experts read", false, 0, load(&iod->load_bytes)},
         {"reads", "reads issued", false, 0, load(&iod->reads)},

@@ -1,4 +1,5 @@
-/* The files are described in the kernel's Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst (cpu.max, memory.max)
+/* The files are described in the kernel's Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst (cpu.max, memory.max,
+ * memory.high)
  * and Documentation/scheduler/sched-bwc.rst (cpu.cfs_quota_us). */
 #include "cmd/supervisor/cgroup.h"
 
@@ -9,6 +10,10 @@
 #include <limits.h>
 #include <stdbool.h>
 #include <string.h>
+#include <unistd.h>
+
+/* Version 1 has no "max": without a limit a group shows the largest multiple of a page, of whatever size. */
+#define NO_LIMIT (UINT64_C(1) << 62)
 
 /* Where a hierarchy is mounted and where in it the process stands. */
 struct hierarchy {
@@ -122,51 +127,90 @@ static uint64_t cpu_limit(const char *folder, bool version_2)
     return quota * 1000 / period;
 }
 
-static uint64_t memory_limit(const char *folder, bool version_2)
+/* What `folder` leaves of one limit; "max" and what cannot be read are no limit. */
+static void take_limit(const char *folder, const char *file, uint64_t used, struct cgroup_memory *least)
 {
-    uint64_t limit, used;
-    if (!read_number(folder, version_2 ? "memory.max" : "memory.limit_in_bytes", &limit) ||
-        !read_number(folder, version_2 ? "memory.current" : "memory.usage_in_bytes", &used))
-        return CGROUP_UNLIMITED;
+    uint64_t limit;
+    if (!read_number(folder, file, &limit) || limit > NO_LIMIT)
+        return;
+    uint64_t left = limit > used ? limit - used : 0;
+    if (left >= least->free)
+        return;
+    least->free = left;
+    snprintf(least->file, sizeof least->file, "%.*s/%s", (int)sizeof least->file - 64, folder, file);
+}
+
+static void memory_limits(const char *folder, bool version_2, struct cgroup_memory *least)
+{
+    uint64_t used;
+    if (!read_number(folder, version_2 ? "memory.current" : "memory.usage_in_bytes", &used))
+        return;
     uint64_t cache = read_keyed(folder, "memory.stat", version_2 ? "inactive_file" : "total_inactive_file");
     used = used > cache ? used - cache : 0;
-    return limit > used ? limit - used : 0;
+    take_limit(folder, version_2 ? "memory.max" : "memory.limit_in_bytes", used, least);
+    if (version_2)
+        take_limit(folder, "memory.high", used, least); /* from there on the kernel slows the group down */
 }
 
-/* The least that `limit` says of the group and of all above it. */
-static uint64_t tightest(const struct hierarchy *hierarchy, bool version_2, uint64_t (*limit)(const char *, bool))
+/* Steps from a group's folder to the one above; false behind the root of the mount. */
+static bool go_up(char *folder, size_t mount_length)
 {
-    char folder[2 * PATH_MAX];
-    uint64_t least = CGROUP_UNLIMITED;
-    if (!hierarchy->found)
-        return least;
-    snprintf(folder, sizeof folder, "%s%s", hierarchy->mount, hierarchy->group);
-    size_t base = strlen(hierarchy->mount);
-    while (true) {
-        uint64_t here = limit(folder, version_2);
-        least = here < least ? here : least;
-        char *slash = strrchr(folder + base, '/');
-        if (!slash)
-            return least;
+    char *slash = strrchr(folder + mount_length, '/');
+    if (slash)
         *slash = '\0';
-    }
+    return slash != NULL;
 }
 
-struct cgroup_limits cgroup_read(const char *root)
+/* Where the process's group in a hierarchy stands ("controller" NULL: in version 2), and the length of the mount's own
+ * path. False: it is in none. */
+static bool find_folder(const char *root, const char *controller, char ret_folder[2 * PATH_MAX], size_t *ret_mount)
 {
     struct hierarchy *hierarchy = malloc(sizeof *hierarchy);
-    struct cgroup_limits limits = {CGROUP_UNLIMITED, CGROUP_UNLIMITED};
-    if (!hierarchy)
-        return limits;
-    find_hierarchy(root, NULL, hierarchy);
-    limits.cpu_permille = tightest(hierarchy, true, cpu_limit);
-    limits.memory_free = tightest(hierarchy, true, memory_limit);
-    find_hierarchy(root, "cpu", hierarchy);
-    uint64_t cpu = tightest(hierarchy, false, cpu_limit);
-    limits.cpu_permille = cpu < limits.cpu_permille ? cpu : limits.cpu_permille;
-    find_hierarchy(root, "memory", hierarchy);
-    uint64_t memory = tightest(hierarchy, false, memory_limit);
-    limits.memory_free = memory < limits.memory_free ? memory : limits.memory_free;
+    if (hierarchy)
+        find_hierarchy(root, controller, hierarchy);
+    bool found = hierarchy && hierarchy->found;
+    if (found) {
+        snprintf(ret_folder, 2 * PATH_MAX, "%s%s", hierarchy->mount, hierarchy->group);
+        *ret_mount = strlen(hierarchy->mount);
+    }
     free(hierarchy);
-    return limits;
+    return found;
+}
+
+uint64_t cgroup_cpu_permille(const char *root)
+{
+    char folder[2 * PATH_MAX];
+    size_t mount;
+    uint64_t least = CGROUP_UNLIMITED;
+    for (int version = 1; version <= 2; version++) {
+        bool more = find_folder(root, version == 1 ? "cpu" : NULL, folder, &mount);
+        for (; more; more = go_up(folder, mount)) {
+            uint64_t here = cpu_limit(folder, version == 2);
+            least = here < least ? here : least;
+        }
+    }
+    return least;
+}
+
+struct cgroup_memory cgroup_memory_read(const char *root)
+{
+    char folder[2 * PATH_MAX];
+    size_t mount;
+    struct cgroup_memory least = {.free = CGROUP_UNLIMITED};
+    for (int version = 1; version <= 2; version++) {
+        bool more = find_folder(root, version == 1 ? "memory" : NULL, folder, &mount);
+        for (; more; more = go_up(folder, mount))
+            memory_limits(folder, version == 2, &least);
+    }
+    return least;
+}
+
+bool cgroup_pressure_file(const char *root, char ret_path[CGROUP_PATH_MAX])
+{
+    char folder[2 * PATH_MAX];
+    size_t mount;
+    if (!find_folder(root, NULL, folder, &mount))
+        return false;
+    int length = snprintf(ret_path, CGROUP_PATH_MAX, "%s/memory.pressure", folder);
+    return length < (int)CGROUP_PATH_MAX && access(ret_path, F_OK) == 0;
 }

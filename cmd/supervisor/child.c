@@ -64,8 +64,9 @@ static char **worker_environment(char *threads)
 {
     static char policy[] = "OMP_WAIT_POLICY=passive", binding[] = "OMP_PROC_BIND=false",
                 dynamic[] = "OMP_DYNAMIC=false";
-    static const char *const replaced[] = {"OMP_NUM_THREADS=", "OMP_WAIT_POLICY=",   "OMP_PROC_BIND=", "OMP_DYNAMIC=",
-                                           "OMP_PLACES=",      "GOMP_CPU_AFFINITY=", "GOMP_SPINCOUNT="};
+    static const char *const replaced[] = {
+        "OMP_NUM_THREADS=",   "OMP_WAIT_POLICY=", "OMP_PROC_BIND=", "OMP_DYNAMIC=", "OMP_PLACES=",
+        "GOMP_CPU_AFFINITY=", "GOMP_SPINCOUNT=",  "KMP_BLOCKTIME=", "KMP_AFFINITY="};
     size_t count = 0, kept = 0;
     while (environ[count])
         count++;

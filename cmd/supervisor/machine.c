@@ -1,6 +1,6 @@
 #include "cmd/supervisor/machine.h"
 
-#include "cmd/supervisor/cgroup.h"
+#include "cmd/supervisor/room.h"
 #include "proto/cleanup.h"
 
 #include <ctype.h>
@@ -10,7 +10,6 @@
 #include <sched.h>
 #include <stdbool.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 int cpu_list_parse(const char *text, uint16_t ret_cpus[MACHINE_MAX_CPUS])
 {
@@ -112,38 +111,19 @@ static void read_nodes(const char *root, const uint16_t *mask, uint32_t mask_cou
     memcpy(machine->nodes[0].cpus, mask, mask_count * sizeof *mask);
 }
 
-static int read_memory(const char *root, uint64_t *ret_bytes, struct error *ret_error)
-{
-    char path[PATH_MAX], line[256];
-    uint64_t kilobytes;
-    snprintf(path, sizeof path, "%s/proc/meminfo", root);
-    _cleanup_fclose_ FILE *stream = fopen(path, "re");
-    while (stream && fgets(line, sizeof line, stream))
-        if (sscanf(line, "MemAvailable: %" SCNu64, &kilobytes) == 1) {
-            *ret_bytes = kilobytes * 1024;
-            return 0;
-        }
-    return error_set(ret_error, EIO, "%s has no MemAvailable: is /proc mounted?", path);
-}
-
 int machine_read(const char *root, struct machine *ret_machine, struct error *ret_error)
 {
     uint16_t mask[MACHINE_MAX_CPUS];
-    struct statvfs shm;
+    struct room room;
     *ret_machine = (struct machine){0};
     int status = read_mask(mask, &ret_machine->cpu_count, ret_error);
     if (!status)
-        status = read_memory(root, &ret_machine->memory_available, ret_error);
+        status = room_read(root, &room, ret_error);
     if (status)
         return status;
-    if (statvfs("/dev/shm", &shm) < 0)
-        return error_set(ret_error, errno, "cannot look at /dev/shm (%s): mount a tmpfs there", strerror(errno));
-    ret_machine->shm_free = (uint64_t)shm.f_bavail * shm.f_frsize;
-    ret_machine->shm_size = (uint64_t)shm.f_blocks * shm.f_frsize;
-    struct cgroup_limits limits = cgroup_read(root);
-    if (limits.memory_free < ret_machine->memory_available)
-        ret_machine->memory_available = limits.memory_free;
-    uint64_t budget = limits.cpu_permille / 1000;
+    ret_machine->memory_available = room_available(&room);
+    ret_machine->shm_free = room.shm_free;
+    uint64_t budget = cgroup_cpu_permille(root) / 1000;
     ret_machine->cpu_budget =
         budget < ret_machine->cpu_count ? (uint32_t)(budget ? budget : 1) : ret_machine->cpu_count;
     ret_machine->nodes = calloc(MACHINE_MAX_NODES + 1, sizeof *ret_machine->nodes);

@@ -24,7 +24,7 @@ struct machine {
     uint32_t node_count;         /* nodes with memory and with CPUs of the mask, at least 1 */
     struct machine_node *nodes;  /* [node_count] */
     uint64_t memory_available;   /* bytes: MemAvailable, cut by the limits of the control groups */
-    uint64_t shm_free, shm_size; /* bytes of /dev/shm */
+    uint64_t shm_free;           /* bytes of /dev/shm */
 };
 
 /* Reads /proc and /sys below `root` ("" for this machine; tests give a made-up tree) and this process's affinity mask.

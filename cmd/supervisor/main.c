@@ -116,6 +116,9 @@ static int make_plan(const struct options *options, struct plan *ret_plan, struc
         status = machine_read("", &machine, ret_error);
     if (!status)
         status = plan_make(&options->settings, container, &machine, ret_plan, ret_error);
+    bool private = !strncmp(options->instance, INSTANCE_PRIVATE_PREFIX, strlen(INSTANCE_PRIVATE_PREFIX));
+    if (!status && private && ret_plan->facts.learning == LEARNING_ON)
+        ret_plan->facts.learning = LEARNING_READ; /* it leaves nothing behind */
     machine_free(&machine);
     if (container)
         container_close(container);

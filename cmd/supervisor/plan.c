@@ -29,7 +29,8 @@ static struct bytes_text mib(uint64_t bytes)
     return result;
 }
 
-/* What the processes themselves need beside shared memory: row buffers, tokenizer, stacks, page cache. */
+/* What the processes themselves need beside shared memory (row buffers, tokenizer, stacks), and the rest of the
+ * machine. */
 static uint64_t reserve(uint64_t available)
 {
     uint64_t share = available / 16;
@@ -86,6 +87,9 @@ static int fill_facts(const struct settings *settings, const struct container *c
     }
     facts->isa = (uint32_t)settings_number(settings, SETTING_ISA);
     facts->hugepages = settings_number(settings, SETTING_HUGEPAGES) != SETTING_HUGEPAGES_OFF;
+    facts->verify = (uint32_t)settings_number(settings, SETTING_VERIFY);
+    facts->prefetch = (uint32_t)settings_number(settings, SETTING_PREFETCH);
+    facts->learning = (uint32_t)settings_number(settings, SETTING_LEARNING);
     uint64_t topk = settings_number(settings, SETTING_INDEX_TOPK);
     facts->index_topk = topk ? (uint32_t)topk : facts->config.index_topk;
     int status = fill_context(settings, facts, ret_error);
@@ -94,10 +98,15 @@ static int fill_facts(const struct settings *settings, const struct container *c
                                    (uint32_t)settings_number(settings, SETTING_THREADS), facts, ret_error);
 }
 
-/* Everything but the pool. */
-static uint64_t fixed_bytes(const struct plan *plan)
+uint64_t plan_fixed_bytes(const struct plan *plan)
 {
     return plan->dense_bytes + plan->kv_bytes + plan->exchange_bytes + plan->table_bytes + sizeof(struct control);
+}
+
+uint32_t plan_least_slots(const struct plan *plan)
+{
+    uint32_t least = 2 * plan->facts.config.top_k;
+    return least < plan->pool.slots ? least : plan->pool.slots;
 }
 
 static int refuse(const struct plan *plan, uint64_t pool_bytes, uint64_t room, int code, const char *where,
@@ -106,7 +115,7 @@ static int refuse(const struct plan *plan, uint64_t pool_bytes, uint64_t room, i
     return error_set(ret_error, code,
                      "%s has %s free and the instance needs %s (dense weights %s, KV %s, exchange %s, tables %s, pool "
                      "%s): %s",
-                     where, mib(room).text, mib(fixed_bytes(plan) + pool_bytes).text, mib(plan->dense_bytes).text,
+                     where, mib(room).text, mib(plan_fixed_bytes(plan) + pool_bytes).text, mib(plan->dense_bytes).text,
                      mib(plan->kv_bytes).text, mib(plan->exchange_bytes).text,
                      mib(plan->table_bytes + sizeof(struct control)).text, mib(pool_bytes).text, remedy);
 }
@@ -114,7 +123,7 @@ static int refuse(const struct plan *plan, uint64_t pool_bytes, uint64_t room, i
 static int check_room(const struct plan *plan, uint64_t pool_bytes, const struct machine *machine,
                       struct error *ret_error)
 {
-    uint64_t needed = fixed_bytes(plan) + pool_bytes;
+    uint64_t needed = plan_fixed_bytes(plan) + pool_bytes;
     if (needed > machine->shm_free)
         return refuse(plan, pool_bytes, machine->shm_free, ENOSPC, "/dev/shm",
                       "choose a smaller --pool, --context or --slots, or "
@@ -128,14 +137,6 @@ static int check_room(const struct plan *plan, uint64_t pool_bytes, const struct
     return 0;
 }
 
-static uint64_t pool_bytes(const struct pool_shape *shape)
-{
-    uint64_t bytes = 0, part;
-    for (uint32_t k = 0; (part = pool_object_bytes(shape, k)); k++)
-        bytes += part * shape->nodes;
-    return bytes;
-}
-
 static int fill_pool(const struct settings *settings, const struct container *container, const struct machine *machine,
                      struct plan *plan, struct error *ret_error)
 {
@@ -146,17 +147,21 @@ static int fill_pool(const struct settings *settings, const struct container *co
                                      .moe_layers = (uint32_t)container->expert_count,
                                      .experts = container->config.experts,
                                      .slice_bytes = container->slice_bytes};
+    plan->facts.pool_slots = plan->pool.slots; /* the table has room for all, so that the pool may grow */
     plan->table_bytes = pool_table_bytes(&plan->pool);
     int status = check_room(plan, top_k * slot_bytes, machine, ret_error);
     if (status)
         return status;
 
-    uint64_t memory = machine->memory_available, kept = reserve(memory);
-    uint64_t free_memory = memory > kept ? memory - kept : 0;
+    uint64_t memory = machine->memory_available;
+    plan->reserve = reserve(memory);
+    uint64_t free_memory = memory > plan->reserve ? memory - plan->reserve : 0;
     uint64_t room = free_memory < machine->shm_free ? free_memory : machine->shm_free;
-    uint64_t automatic = room > fixed_bytes(plan) ? room - fixed_bytes(plan) : 0;
-    automatic = automatic > top_k * slot_bytes ? automatic
-                                               : top_k * slot_bytes; /* it fits without the reserve, as just checked */
+    uint64_t automatic = room > plan_fixed_bytes(plan) ? room - plan_fixed_bytes(plan) : 0;
+    /* Memory that is scarcer than the reserve asks for: top_k slots fit, as just checked, and some more if they do. */
+    uint64_t some = plan_least_slots(plan) * slot_bytes;
+    if (automatic < some)
+        automatic = check_room(plan, some, machine, NULL) ? top_k * slot_bytes : some;
     uint64_t slots = settings_share(settings, SETTING_POOL, memory, automatic) / slot_bytes;
     if (slots < top_k)
         return error_set(ret_error, EINVAL,
@@ -164,10 +169,10 @@ static int fill_pool(const struct settings *settings, const struct container *co
                          " at once: give it at least %" PRIu64 " bytes (--pool %" PRIu64 ")",
                          settings_text(settings, SETTING_POOL), slots, slot_bytes, top_k, top_k * slot_bytes,
                          top_k * slot_bytes);
-    plan->pool.slots = (uint32_t)(slots < all ? slots : all);
-    plan->facts.pool_slots = plan->pool.slots;
-    plan->table_bytes = pool_table_bytes(&plan->pool);
-    plan->pool_bytes = pool_bytes(&plan->pool);
+    plan->automatic = !strcmp(settings_text(settings, SETTING_POOL), "auto");
+    plan->slot_bytes = slot_bytes;
+    plan->pool_slots = (uint32_t)(slots < all ? slots : all);
+    plan->pool_bytes = plan->pool_slots * slot_bytes;
     return check_room(plan, plan->pool_bytes, machine, ret_error);
 }
 

@@ -70,23 +70,57 @@ static double rate(uint64_t amount, uint64_t nanoseconds)
     return nanoseconds ? (double)amount * 1e9 / (double)nanoseconds : 0;
 }
 
-static json_t *pool_json(const struct supervisor *supervisor)
+/* Of every MoE layer: experts that were there when it began, and that were not. */
+static json_t *layers_json(const struct supervisor *supervisor)
+{
+    const struct model_config *config = &supervisor->plan.facts.config;
+    json_t *layers = json_array();
+    for (uint32_t layer = 0; layer < config->layers + config->mtp_layers; layer++) {
+        const struct layer_counts *counts = &supervisor->control->layers[layer];
+        if (config->layer_kind[layer] == LAYER_MOE)
+            json_array_append_new(layers, json_pack("{s:I, s:I, s:I}", "layer", (json_int_t)layer, "hits",
+                                                    (json_int_t)atomic_load(&counts->hits), "misses",
+                                                    (json_int_t)atomic_load(&counts->misses)));
+    }
+    return layers;
+}
+
+/* What looking ahead was good for. */
+static json_t *lookahead_json(const struct supervisor *supervisor)
+{
+    const struct worker_line *worker = &supervisor->control->workers[0];
+    uint32_t prefetch = supervisor->plan.facts.prefetch;
+    bool on =
+        prefetch == PREFETCH_ON || (prefetch == PREFETCH_AUTO && atomic_load(&supervisor->control->iod.lookahead) == 1);
+    json_t *lookahead = json_pack("{s:b}", "on", (int)on);
+    for (int c = 0; c < AHEAD_COUNTS; c++)
+        json_object_set_new(lookahead, ahead_count_name((enum ahead_count)c),
+                            json_integer((json_int_t)atomic_load(&worker->ahead[c])));
+    return lookahead;
+}
+
+json_t *supervisor_pool_json(const struct supervisor *supervisor)
 {
     const struct control *control = supervisor->control;
     const struct pool *pool = &supervisor->pool;
     uint64_t hits = atomic_load(&control->workers[0].hits), misses = atomic_load(&control->workers[0].misses);
-    uint32_t filled = 0, pinned = 0;
+    uint32_t filled = 0, loading = 0, pinned = 0;
     for (uint32_t s = 0; s < pool->slot_count; s++) {
         uint64_t word = atomic_load(&pool->slots[s].state);
         filled += slot_state_of(word) == SLOT_READY;
+        loading += slot_state_of(word) == SLOT_LOADING;
         pinned += slot_pins_of(word) != 0;
     }
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "slots", (json_int_t)pool->slot_count, "standing",
-                     (json_int_t)pool_slots_ready(pool), "filled", (json_int_t)filled, "pinned", (json_int_t)pinned,
-                     "bytes", (json_int_t)supervisor->plan.pool_bytes, "experts",
-                     (json_int_t)supervisor->plan.pool.moe_layers * supervisor->plan.pool.experts, "hits",
-                     (json_int_t)hits, "misses", (json_int_t)misses, "evictions",
-                     (json_int_t)atomic_load(&control->iod.evictions));
+    json_t *size = supervisor_size_json(supervisor);
+    json_t *use = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "filled", (json_int_t)filled, "loading",
+                            (json_int_t)loading, "pinned", (json_int_t)pinned, "experts",
+                            (json_int_t)supervisor->plan.pool.moe_layers * supervisor->plan.pool.experts, "hits",
+                            (json_int_t)hits, "misses", (json_int_t)misses, "evictions",
+                            (json_int_t)atomic_load(&control->iod.evictions), "layers", layers_json(supervisor),
+                            "lookahead", lookahead_json(supervisor));
+    json_object_update_missing(size, use);
+    json_decref(use);
+    return size;
 }
 
 /* Where the time of the steps went, as worker 0 counted it; the parts add up to seconds. */
@@ -101,18 +135,53 @@ static json_t *steps_json(const struct worker_line *worker)
                      "matmul", (double)atomic_load(&worker->matmul_ns) / 1e9, "parts", parts);
 }
 
+static json_t *percentiles_json(const struct histogram *histogram)
+{
+    return json_pack("{s:I, s:I, s:I}", "p50", (json_int_t)histogram_percentile(histogram, 0.5), "p90",
+                     (json_int_t)histogram_percentile(histogram, 0.9), "p99",
+                     (json_int_t)histogram_percentile(histogram, 0.99));
+}
+
+/* What waits to be read, by priority. */
+static json_t *queues_json(const struct iod_line *iod)
+{
+    return json_pack("{s:I, s:I, s:I, s:I}", "demands", (json_int_t)atomic_load(&iod->queued_demands), "lookaheads",
+                     (json_int_t)atomic_load(&iod->queued_lookaheads), "warmups",
+                     (json_int_t)atomic_load(&iod->queued_warmups), "flying_bytes",
+                     (json_int_t)atomic_load(&iod->flying_bytes));
+}
+
+/* What became of the lookaheads that iod took up. */
+static json_t *guesses_json(const struct iod_line *iod)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "asked", (json_int_t)atomic_load(&iod->guesses_asked), "loaded",
+                     (json_int_t)atomic_load(&iod->guesses_loaded), "used", (json_int_t)atomic_load(&iod->guesses_used),
+                     "wasted", (json_int_t)atomic_load(&iod->guesses_wasted), "dropped",
+                     (json_int_t)atomic_load(&iod->guesses_dropped));
+}
+
 static json_t *disk_json(const struct control *control)
 {
     static const char *const methods[] = {[IO_AUTO] = "none yet", [IO_URING] = "uring", [IO_PREAD] = "pread"};
     const struct iod_line *iod = &control->iod;
     uint32_t method = atomic_load(&iod->method);
     uint64_t reads = atomic_load(&iod->reads);
-    return json_pack("{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I}", "method",
-                     method <= IO_PREAD ? methods[method] : "unknown", "direct", (int)(atomic_load(&iod->direct) == 1),
-                     "reads", (json_int_t)reads, "bytes", (json_int_t)atomic_load(&iod->load_bytes), "loads",
-                     (json_int_t)atomic_load(&iod->loads), "failures", (json_int_t)atomic_load(&iod->failures),
-                     "latency_us", (json_int_t)(per(atomic_load(&iod->read_ns), reads) / 1000), "dense_bytes",
-                     (json_int_t)atomic_load(&iod->dense_bytes));
+    json_t *disk =
+        json_pack("{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I}", "method",
+                  method <= IO_PREAD ? methods[method] : "unknown", "direct", (int)(atomic_load(&iod->direct) == 1),
+                  "reads", (json_int_t)reads, "bytes", (json_int_t)atomic_load(&iod->load_bytes), "loads",
+                  (json_int_t)atomic_load(&iod->loads), "failures", (json_int_t)atomic_load(&iod->failures),
+                  "latency_us", (json_int_t)(per(atomic_load(&iod->read_ns), reads) / 1000), "dense_bytes",
+                  (json_int_t)atomic_load(&iod->dense_bytes));
+    json_t *more = json_pack("{s:o, s:o, s:o, s:o, s:f, s:I, s:I, s:I}", "read_us", percentiles_json(&iod->read_us),
+                             "demand_us", percentiles_json(&iod->demand_us), "queues", queues_json(iod), "guesses",
+                             guesses_json(iod), "busy_seconds", (double)atomic_load(&iod->busy_ns) / 1e9, "retries",
+                             (json_int_t)atomic_load(&iod->retries), "verified_bytes",
+                             (json_int_t)atomic_load(&iod->verified_bytes), "registered_bytes",
+                             (json_int_t)atomic_load(&iod->registered_bytes));
+    json_object_update_missing(disk, more);
+    json_decref(more);
+    return disk;
 }
 
 static json_t *tokens_json(const struct front_line *front)
@@ -160,7 +229,7 @@ static json_t *status_json(const struct supervisor *supervisor)
                      (double)(supervisor_now_ms() - supervisor->started_ms) / 1000, "workers", (int)facts->workers,
                      "threads", (int)facts->threads, "context", (int)facts->context, "slots", (int)facts->slots,
                      "settings", settings_texts(supervisor->settings), "processes", processes_json(supervisor), "pool",
-                     pool_json(supervisor), "disk", disk_json(supervisor->control), "steps",
+                     supervisor_pool_json(supervisor), "disk", disk_json(supervisor->control), "steps",
                      steps_json(&supervisor->control->workers[0]), "tokens", tokens_json(&supervisor->control->front),
                      "requests", requests_json(&supervisor->control->front));
 }
@@ -170,21 +239,23 @@ static json_t *refusal(const char *message)
     return json_pack("{s:b, s:{s:s, s:s}}", "ok", 0, "error", "code", "bad_request", "message", message);
 }
 
-json_t *supervisor_answer(const struct supervisor *supervisor, const void *bytes, size_t size, bool *ret_down)
+json_t *supervisor_answer(struct supervisor *supervisor, const void *bytes, size_t size, bool *ret_down)
 {
     json_error_t ignored;
     json_t *answer, *request = json_loadb(bytes, size, JSON_REJECT_DUPLICATES, &ignored);
     const char *op = json_string_value(json_object_get(request, "op"));
     *ret_down = false;
     if (!op) {
-        answer = refusal("a request is a JSON object with a member `op`: status or down");
+        answer = refusal("a request is a JSON object with a member `op`: status, pool or down");
     } else if (!strcmp(op, "status")) {
         answer = status_json(supervisor);
+    } else if (!strcmp(op, "pool")) {
+        answer = supervisor_answer_pool(supervisor, request);
     } else if (!strcmp(op, "down")) {
         *ret_down = true;
         answer = json_pack("{s:b, s:i}", "ok", 1, "pid", (int)getpid());
     } else {
-        answer = refusal("no such op: status or down");
+        answer = refusal("no such op: status, pool or down");
     }
     json_decref(request);
     return answer;

@@ -1,5 +1,6 @@
-/* The siblings: child.c (one process: states, start), status.c (the control socket's answers), plan.c (facts and
- * sizes), instance.c (folder and lock), orphans.c (what a dead supervisor left). */
+/* The siblings: child.c (one process: states, start), status.c (the control socket's answers), pool_size.c (the
+ * pool's size while it runs), plan.c (facts and sizes), instance.c (folder and lock), orphans.c (what a dead
+ * supervisor left). */
 #include "cmd/supervisor/supervise.h"
 
 #include "proto/cleanup.h"
@@ -27,7 +28,7 @@ int64_t supervisor_now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-__attribute__((format(printf, 2, 3))) static void say(const struct supervisor *supervisor, const char *format, ...)
+void supervisor_say(const struct supervisor *supervisor, const char *format, ...)
 {
     char stamp[32] = "";
     time_t now = time(NULL);
@@ -45,7 +46,7 @@ __attribute__((format(printf, 2, 3))) static void say(const struct supervisor *s
     fflush(supervisor->log);
 }
 
-static void ring(int fd)
+void supervisor_ring(int fd)
 {
     uint64_t one = 1;
     ssize_t written;
@@ -114,7 +115,7 @@ static void dispatch(struct supervisor *supervisor, struct child *child, enum ch
 
 int supervisor_start(struct supervisor *supervisor, struct error *ret_error)
 {
-    supervisor->signal_fd = supervisor->doorbell_fd = supervisor->wake_fd = -1;
+    supervisor->signal_fd = supervisor->doorbell_fd = supervisor->wake_fd = supervisor->pressure_fd = -1;
     supervisor->epoch = 1;
     supervisor->started_ms = supervisor_now_ms();
     add_child(supervisor, CHILD_IOD, 0);
@@ -126,13 +127,14 @@ int supervisor_start(struct supervisor *supervisor, struct error *ret_error)
         status = create_memory(supervisor, ret_error);
     if (status)
         return status;
+    supervisor_open_size(supervisor);
     dispatch(supervisor, &supervisor->children[0], EVENT_START);
     return 0;
 }
 
 void supervisor_end(struct supervisor *supervisor)
 {
-    const int fds[] = {supervisor->signal_fd, supervisor->doorbell_fd, supervisor->wake_fd};
+    const int fds[] = {supervisor->signal_fd, supervisor->doorbell_fd, supervisor->wake_fd, supervisor->pressure_fd};
     if (supervisor->socket)
         channel_close(supervisor->socket);
     pool_detach(&supervisor->pool);
@@ -143,7 +145,7 @@ void supervisor_end(struct supervisor *supervisor)
             close(fds[i]);
     int removed = segment_unlink_all(supervisor->instance->name);
     if (removed < 0)
-        say(supervisor, "cannot remove the shared memory: %s", strerror(-removed));
+        supervisor_say(supervisor, "cannot remove the shared memory: %s", strerror(-removed));
 }
 
 /* ---- what happens to a child ---- */
@@ -153,8 +155,8 @@ static void raise_epoch(struct supervisor *supervisor)
 {
     supervisor->epoch = control_raise_epoch(supervisor->control);
     supervisor->epoch_ms = supervisor_now_ms();
-    ring(supervisor->wake_fd);
-    ring(supervisor->doorbell_fd);
+    supervisor_ring(supervisor->wake_fd);
+    supervisor_ring(supervisor->doorbell_fd);
 }
 
 static void stop_next(struct supervisor *supervisor)
@@ -186,7 +188,7 @@ static void fail(struct supervisor *supervisor, int code, const char *text)
     if (!supervisor->failed)
         error_set(&supervisor->reason, code, "%s", text);
     supervisor->failed = true;
-    say(supervisor, "%s", text);
+    supervisor_say(supervisor, "%s", text);
     if (!supervisor->stopping)
         stop_all(supervisor);
 }
@@ -204,7 +206,7 @@ static void start_child(struct supervisor *supervisor, struct child *child)
     child->finished_before = atomic_load(&supervisor->control->front.answers);
     int status = child_spawn(child, &gift, &error);
     if (!status) {
-        say(supervisor, "%s started, process %d", child->label, child->pid);
+        supervisor_say(supervisor, "%s started, process %d", child->label, child->pid);
         return;
     }
     /* As if it had died at once: an instance that serves tries again, for descriptors or memory may be back. */
@@ -217,7 +219,7 @@ static void recover(struct supervisor *supervisor, struct child *child)
     char why[1024], text[1400];
     child_explain(child, supervisor->instance->folder, why, sizeof why);
     if (supervisor->stopping) {
-        say(supervisor, "%s", why);
+        supervisor_say(supervisor, "%s", why);
         child->state = CHILD_DOWN;
         return;
     }
@@ -241,7 +243,7 @@ static void recover(struct supervisor *supervisor, struct child *child)
         return;
     }
     raise_epoch(supervisor);
-    say(supervisor, "%s; epoch %u, restart in %" PRId64 " ms", why, supervisor->epoch, child->due_ms - now);
+    supervisor_say(supervisor, "%s; epoch %u, restart in %" PRId64 " ms", why, supervisor->epoch, child->due_ms - now);
 }
 
 static void dispatch(struct supervisor *supervisor, struct child *child, enum child_event event)
@@ -258,7 +260,7 @@ static void dispatch(struct supervisor *supervisor, struct child *child, enum ch
         return;
     case ACTION_KILL:
         child->due_ms = INT64_MAX;
-        say(supervisor, "%s does not answer: killed", child->label);
+        supervisor_say(supervisor, "%s does not answer: killed", child->label);
         kill(child->pid, SIGKILL);
         return;
     }
@@ -268,7 +270,8 @@ static void take_notice(struct supervisor *supervisor, struct child *child)
 {
     if (!child_read_notice(child) || child->state != CHILD_STARTING)
         return;
-    say(supervisor, "%s is ready after %" PRId64 " ms", child->label, supervisor_now_ms() - child->started_ms);
+    supervisor_say(supervisor, "%s is ready after %" PRId64 " ms", child->label,
+                   supervisor_now_ms() - child->started_ms);
     dispatch(supervisor, child, EVENT_READY);
     /* Workers map the dense weights and the front serves nobody without them: the rest starts when iod has loaded
      * them. */
@@ -326,7 +329,7 @@ static bool clear_dead(struct supervisor *supervisor)
         }
         if (child->kind == CHILD_WORKER) {
             pool_release_holder(&supervisor->pool, child->index);
-            ring(supervisor->doorbell_fd); /* iod may wait for a slot without pins */
+            supervisor_ring(supervisor->doorbell_fd); /* iod may wait for a slot without pins */
         }
         dispatch(supervisor, child, EVENT_CLEARED);
     }
@@ -347,8 +350,8 @@ static void serve_if_ready(struct supervisor *supervisor)
         if (supervisor->children[i].state != CHILD_READY)
             return;
     atomic_store(&supervisor->control->serving, supervisor->epoch);
-    ring(supervisor->wake_fd);
-    say(supervisor, "serving, epoch %u", supervisor->epoch);
+    supervisor_ring(supervisor->wake_fd);
+    supervisor_say(supervisor, "serving, epoch %u", supervisor->epoch);
     if (!supervisor->served && supervisor->starter.notify_fd >= 0)
         heritage_notify(&supervisor->starter, NULL);
     supervisor->served = true;
@@ -360,7 +363,9 @@ static int settle(struct supervisor *supervisor)
     bool waiting = !supervisor->stopping && clear_dead(supervisor);
     if (supervisor->stopping)
         stop_next(supervisor);
-    int64_t now = supervisor_now_ms(), next = waiting ? now + ACKNOWLEDGE_TICK_MS : INT64_MAX;
+    int64_t now = supervisor_now_ms(), next = supervisor_follow_room(supervisor);
+    if (waiting && now + ACKNOWLEDGE_TICK_MS < next)
+        next = now + ACKNOWLEDGE_TICK_MS;
     for (uint32_t i = 0; i < supervisor->child_count; i++) {
         struct child *child = &supervisor->children[i];
         bool timed = child->state == CHILD_WAITING || child->state == CHILD_STOPPING;
@@ -388,7 +393,7 @@ static void take_signals(struct supervisor *supervisor)
     while (read(supervisor->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGCHLD)
             continue; /* several may come as one: reap() asks each child */
-        say(supervisor, "stopping: signal %u from process %u", info.ssi_signo, info.ssi_pid);
+        supervisor_say(supervisor, "stopping: signal %u from process %u", info.ssi_signo, info.ssi_pid);
         char reason[64];
         snprintf(reason, sizeof reason, "stopped by signal %u before it could answer", info.ssi_signo);
         stopped_early(supervisor, reason);
@@ -415,7 +420,7 @@ static void take_request(struct supervisor *supervisor)
     const char *sent = text ? text : "{\"ok\":false}";
     channel_send(supervisor->socket, sent, strlen(sent), ANSWER_MS, NULL);
     if (down && !supervisor->stopping) {
-        say(supervisor, "stopping: asked to");
+        supervisor_say(supervisor, "stopping: asked to");
         stopped_early(supervisor, "stopped by `calypte down` before it could answer");
         stop_all(supervisor);
     }
@@ -434,19 +439,22 @@ static int loop_once(struct supervisor *supervisor, struct error *ret_error)
     int timeout = settle(supervisor); /* first: it may start a child, whose pipe is then polled too */
     if (all_down(supervisor))
         return 0;
-    struct pollfd fds[2 + MAX_WORKERS + 2] = {{.fd = supervisor->signal_fd, .events = POLLIN},
-                                              {.fd = channel_fd(supervisor->socket), .events = POLLIN}};
+    struct pollfd fds[3 + MAX_WORKERS + 2] = {{.fd = supervisor->signal_fd, .events = POLLIN},
+                                              {.fd = channel_fd(supervisor->socket), .events = POLLIN},
+                                              {.fd = supervisor->pressure_fd, .events = POLLPRI}};
     for (uint32_t i = 0; i < supervisor->child_count; i++)
-        fds[2 + i] = (struct pollfd){.fd = supervisor->children[i].notify_fd, .events = POLLIN};
-    if (poll(fds, 2 + supervisor->child_count, timeout) < 0)
+        fds[3 + i] = (struct pollfd){.fd = supervisor->children[i].notify_fd, .events = POLLIN};
+    if (poll(fds, 3 + supervisor->child_count, timeout) < 0)
         return errno == EINTR ? 0 : error_set(ret_error, errno, "poll: %s", strerror(errno));
     for (uint32_t i = 0; i < supervisor->child_count; i++)
-        if (fds[2 + i].revents && fds[2 + i].fd == supervisor->children[i].notify_fd)
+        if (fds[3 + i].revents && fds[3 + i].fd == supervisor->children[i].notify_fd)
             take_notice(supervisor, &supervisor->children[i]);
     if (fds[0].revents)
         take_signals(supervisor);
     if (fds[1].revents)
         take_request(supervisor);
+    if (fds[2].revents)
+        supervisor_take_pressure(supervisor, fds[2].revents);
     return 0;
 }
 

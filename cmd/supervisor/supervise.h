@@ -1,12 +1,14 @@
 /* The supervisor's main object: an instance's shared memory, its processes, and the loop that keeps them.
  *
- * One thread, one poll(): signals (a signalfd), the notify pipes of children that start, the control socket. Nothing is
- * polled by time but acknowledgements of a raised epoch, and those only after a worker died. */
+ * One thread, one poll(): signals (a signalfd), the notify pipes of children that start, the control socket.
+ * Nothing is polled by time but acknowledgements of a raised epoch, those only after a worker died, and the free
+ * memory, which only an `auto` pool follows. */
 #pragma once
 
 #include "cmd/supervisor/child.h"
 #include "cmd/supervisor/instance.h"
 #include "cmd/supervisor/plan.h"
+#include "cmd/supervisor/sizing.h"
 #include "proto/channel.h"
 #include "proto/heritage.h"
 #include "shm/control.h"
@@ -27,6 +29,10 @@ struct supervisor {
     FILE *log;
     struct control *control;
     struct pool pool; /* the table only */
+    struct sizing sizing;
+    int pressure_fd; /* of pressure_open(), -1: none */
+    bool pressure;   /* it has spoken */
+    int64_t look_ms; /* when to look at the free memory again */
     struct channel *socket;
     int signal_fd, doorbell_fd, wake_fd;
     uint32_t child_count;
@@ -54,6 +60,29 @@ int supervisor_run(struct supervisor *supervisor, struct error *ret_error);
 /* Closes everything and removes the shared memory. */
 void supervisor_end(struct supervisor *supervisor);
 
-/* The answer to one request of the control socket (status.c): {"op": "status"} or {"op": "down"}; *ret_down says that
- * the second came. `bytes` are whatever somebody sent. NULL when out of memory. */
-json_t *supervisor_answer(const struct supervisor *supervisor, const void *bytes, size_t size, bool *ret_down);
+/* The answer to one request of the control socket (status.c): {"op": "status"}, {"op": "pool", "size": ...} or {"op":
+ * "down"}; *ret_down says that the last came. `bytes` are whatever somebody sent. NULL when out of memory. */
+json_t *supervisor_answer(struct supervisor *supervisor, const void *bytes, size_t size, bool *ret_down);
+
+/* The pool's size (pool_size.c). Open: the plan's, before iod starts. Take pressure: what poll() found on
+ * pressure_fd. Follow: an `auto` pool after the free memory, if it is time to look; returns when to look again
+ * (INT64_MAX: never). */
+void supervisor_open_size(struct supervisor *supervisor);
+void supervisor_take_pressure(struct supervisor *supervisor, short events);
+int64_t supervisor_follow_room(struct supervisor *supervisor);
+
+/* `pool` of the status, its part about the size, and the answer to {"op": "pool"}, which may set the size. */
+json_t *supervisor_pool_json(const struct supervisor *supervisor);
+json_t *supervisor_size_json(const struct supervisor *supervisor);
+json_t *supervisor_answer_pool(struct supervisor *supervisor, const json_t *request);
+
+/* A line in the log; and an eventfd's bell. */
+__attribute__((format(printf, 2, 3))) void supervisor_say(const struct supervisor *supervisor, const char *format, ...);
+void supervisor_ring(int fd);
+
+/* The experts that the user holds in the pool (holds.c): members `hold` and `release` of {"op": "pool"}, lists of
+ * "LAYER:EXPERT". `slots`: of the pool, half of which may be held. A refusal changes nothing. And all of them, as such
+ * a list. */
+int supervisor_change_holds(struct supervisor *supervisor, const json_t *request, uint32_t slots,
+                            struct error *ret_error);
+json_t *supervisor_holds_json(const struct supervisor *supervisor);

@@ -9,6 +9,7 @@ export CALYPTE_RUNTIME_DIR="$SCRATCH/run"
 export LC_ALL=C.UTF-8
 NAME="t$$" # of the instance; every test has its own
 unset XDG_CONFIG_HOME XDG_RUNTIME_DIR 2>/dev/null || true
+export XDG_STATE_HOME="$SCRATCH/state"
 
 finish() {
     status=$?

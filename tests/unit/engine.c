@@ -105,7 +105,8 @@ static void fill_facts(struct facts *f, const struct engine_options *o, const st
                         .slots = 1,
                         .queue = 8,
                         .prefill_chunk = rows,
-                        .isa = o->isa};
+                        .isa = o->isa,
+                        .prefetch = o->prefetch};
     uint32_t all = (uint32_t)container->expert_count * container->config.experts;
     f->pool_slots = or_default(o->slots, all);
     if (!realpath(o->container, f->container))

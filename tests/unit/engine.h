@@ -15,7 +15,8 @@ struct engine_options {
     uint32_t index_topk;               /* 0: the config's */
     uint32_t max_rows, context, slots; /* 0: 64, 512, all experts */
     uint32_t isa, nodes;
-    bool processes; /* the test starts the workers itself */
+    uint32_t prefetch; /* enum prefetch */
+    bool processes;    /* the test starts the workers itself */
 };
 
 struct engine_worker {

@@ -18,7 +18,8 @@ void plan_faults(const struct io_method *inner, uint32_t faults)
 {
     fault_plan.inner = inner;
     fault_plan.faults = faults;
-    fault_plan.broken_offset = 0;
+    fault_plan.broken_offset = fault_plan.flipped_offset = 0;
+    atomic_store(&fault_plan.flips, 0);
     atomic_store(&fault_plan.hold_all, 0);
     atomic_store(&fault_plan.submitted, 0);
     atomic_store(&fault_plan.spoiled, 0);
@@ -61,15 +62,27 @@ static int faulty_submit(void *state, struct io_read *read)
         return -EAGAIN;
     }
     int status = faulty->inner->submit(faulty->state, read);
-    if (status == 0)
+    if (status == 0) {
+        atomic_store(&fault_plan.last_offset, read->offset);
         atomic_fetch_add(&fault_plan.submitted, 1);
+    }
     return status;
+}
+
+/* True when the read covers that byte of a file of more than 8 MiB. */
+static bool covers(const struct io_read *read, uint64_t offset)
+{
+    return offset && read->offset <= offset && offset < read->offset + read->bytes &&
+           lseek(read->fd, 0, SEEK_END) > 8 << 20;
 }
 
 static void hurt(struct faulty *faulty, struct io_read *read)
 {
-    if (fault_plan.broken_offset && read->offset <= fault_plan.broken_offset &&
-        fault_plan.broken_offset < read->offset + read->bytes && lseek(read->fd, 0, SEEK_END) > 8 << 20) {
+    if (atomic_load(&fault_plan.flips) && covers(read, fault_plan.flipped_offset)) {
+        ((char *)read->buffer)[fault_plan.flipped_offset - read->offset] ^= 1;
+        atomic_fetch_sub(&fault_plan.flips, 1);
+    }
+    if (covers(read, fault_plan.broken_offset)) {
         read->result = -EIO;
     } else if ((fault_plan.faults & FAULT_SHORT) && dice(faulty, 2)) {
         read->result = 1 + dice(faulty, (uint32_t)read->bytes);
@@ -122,9 +135,27 @@ static void faulty_close(void *state)
     free(faulty);
 }
 
+static int faulty_register_files(void *state, const int *fds, uint32_t count)
+{
+    struct faulty *faulty = state;
+    if (fault_plan.faults & FAULT_REGISTER)
+        return -EMFILE;
+    return faulty->inner->register_files ? faulty->inner->register_files(faulty->state, fds, count) : 0;
+}
+
+static int faulty_register_buffer(void *state, uint32_t place, void *base, size_t bytes)
+{
+    struct faulty *faulty = state;
+    if ((fault_plan.faults & FAULT_REGISTER) || !faulty->inner->register_buffer)
+        return -ENOMEM;
+    return faulty->inner->register_buffer(faulty->state, place, base, bytes);
+}
+
 const struct io_method faulty_method = {.name = "faulty",
                                         .choice = IO_AUTO,
                                         .open = faulty_open,
                                         .submit = faulty_submit,
                                         .wait = faulty_wait,
-                                        .close = faulty_close};
+                                        .close = faulty_close,
+                                        .register_files = faulty_register_files,
+                                        .register_buffer = faulty_register_buffer};

@@ -12,15 +12,19 @@ enum fault {
     FAULT_HOLD = 8,        /* hand back later, in another order */
     FAULT_REFUSE = 16,     /* submit says that it is full */
     FAULT_SMALL_RING = 32, /* queues far smaller than what is in flight, collected late */
+    FAULT_REGISTER = 64,   /* neither files nor memory can be registered */
 };
 
 /* What faulty methods do from now on, and what they have seen. */
 struct fault_plan {
     const struct io_method *inner; /* set before the thread that opens it starts */
     _Atomic uint32_t faults;
-    _Atomic uint64_t broken_offset; /* reads that cover this byte of a file of more than 8 MiB always fail; 0: none */
-    _Atomic uint32_t hold_all;      /* 1: nothing comes back */
+    _Atomic uint64_t broken_offset;  /* reads that cover this byte of a file of more than 8 MiB always fail; 0: none */
+    _Atomic uint32_t hold_all;       /* 1: nothing comes back */
+    _Atomic uint64_t flipped_offset; /* the next `flips` reads that cover this byte of such a file bring it flipped */
+    _Atomic uint32_t flips;
     _Atomic uint32_t submitted, spoiled;
+    _Atomic uint64_t last_offset; /* of the read that was submitted last */
 };
 extern struct fault_plan fault_plan;
 extern const struct io_method faulty_method;

@@ -331,12 +331,27 @@ void world_tick(struct world *world, uint32_t worker, uint64_t tick)
     atomic_store(&world->control->workers[worker].tick, tick);
 }
 
-void world_ask(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick)
+static void ask(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick, enum demand_kind kind)
 {
     const struct expert_request request = {
-        .expert = expert, .epoch = atomic_load(&world->control->epoch), .tick = tick};
+        .expert = expert, .epoch = atomic_load(&world->control->epoch), .tick = tick, .kind = kind};
     assert_int_equal(ring_push(&world->control->rings[worker], &request), 0);
     ring_if(world, &world->control->iod.asleep);
+}
+
+void world_ask(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick)
+{
+    ask(world, worker, expert, tick, KIND_DEMAND);
+}
+
+void world_guess(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick)
+{
+    ask(world, worker, expert, tick, KIND_LOOKAHEAD);
+}
+
+void world_use(struct world *world, uint32_t expert, uint32_t flags)
+{
+    uses_append(&world->control->uses, &(struct use){.expert = expert, .flags = flags | USE_LAYER}, 1);
 }
 
 uint64_t harness_now_ms(void)

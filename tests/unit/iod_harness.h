@@ -54,6 +54,10 @@ void world_close(struct world *world);
 void world_ask(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick);
 int world_get(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick, int timeout_ms,
               struct slot_ref *ret_ref);
+/* The same for a lookahead: asked before the layer of `tick` begins, waited for by nobody. */
+void world_guess(struct world *world, uint32_t worker, uint32_t expert, uint64_t tick);
+/* Worker 0 writes into the use log: a layer of one row used that expert. */
+void world_use(struct world *world, uint32_t expert, uint32_t flags);
 void world_put(struct world *world, uint32_t worker, struct slot_ref ref);
 void world_tick(struct world *world, uint32_t worker, uint64_t tick);
 

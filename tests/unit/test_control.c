@@ -117,6 +117,7 @@ static void test_lies(void **state)
         LIE(pool_slots, 3),
         LIE(pool_slots, UINT32_MAX),
         LIE(hugepages, 2),
+        LIE(prefetch, 3),
         LIE(isa, 1000),
         {"worker_node", offsetof(struct facts, worker_node) + 4, 2},
         {"core_count", offsetof(struct facts, core_count), 0},

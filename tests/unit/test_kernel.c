@@ -78,10 +78,17 @@ static void naive_quantise(const float *x, uint32_t k, int8_t *q, float *scales)
         float most = 0.0f;
         for (int i = 0; i < 64; i++)
             most = fmaxf(most, fabsf(x[g * 64 + i]));
-        scales[g] = most / 127.0f;
+        scales[g] = most > 0x1p-120f ? most / 127.0f : 0.0f;
         for (int i = 0; i < 64; i++)
-            q[g * 64 + i] = most == 0.0f ? 0 : (int8_t)rintf(x[g * 64 + i] * (127.0f / most));
+            q[g * 64 + i] = most <= 0x1p-120f ? 0 : (int8_t)rintf(x[g * 64 + i] * (127.0f / most));
     }
+}
+
+static void naive_sums(const int8_t *q, uint32_t k, int32_t *sums)
+{
+    memset(sums, 0, k / 64 * sizeof *sums);
+    for (uint32_t i = 0; i < k; i++)
+        sums[i / 64] += q[i];
 }
 
 static float naive_int8(const uint8_t *quanta, const uint16_t *scales, enum weight_format format, uint32_t k,
@@ -144,12 +151,15 @@ static void test_quantise(void **state)
         for (uint32_t s = 0; s < set_count; s++) {
             float *x = random_vector(k), scales[10], want_scales[10];
             int8_t q[640], want[640];
+            int32_t sums[10], want_sums[10];
             for (int i = 0; i < 64; i++)
                 x[i] = k == 128 ? 0.0f : x[i];
-            sets[s]->quantise(x, k, q, scales);
+            sets[s]->quantise(x, k, q, scales, sums);
             naive_quantise(x, k, want, want_scales);
             assert_memory_equal(q, want, k);
             assert_memory_equal(scales, want_scales, k / 64 * sizeof(float));
+            naive_sums(want, k, want_sums);
+            assert_memory_equal(sums, want_sums, k / 64 * sizeof(int32_t));
             for (uint32_t i = 0; i < k; i++) /* within half a step, and a little */
                 assert_true(fabsf((float)q[i] * scales[i / 64] - x[i]) <= scales[i / 64] * 0.5001f);
             free(x);
@@ -164,14 +174,82 @@ static void test_quantise_extremes(void **state)
     for (uint32_t s = 0; s < set_count; s++) {
         for (int i = 0; i < 64; i++)
             x[i] = i % 2 ? 1e-40f : -0.0f; /* 127 / absmax is no number any more: counts as 0 */
-        sets[s]->quantise(x, 64, q, &scale);
+        sets[s]->quantise(x, 64, q, &scale, NULL);
         for (int i = 0; i < 64; i++)
             assert_int_equal(q[i], 0);
         for (int i = 0; i < 64; i++)
             x[i] = i == 3 ? -3e38f : 1e38f;
-        sets[s]->quantise(x, 64, q, &scale);
+        sets[s]->quantise(x, 64, q, &scale, NULL);
         assert_int_equal(q[3], -127);
         assert_int_equal(q[4], 42);
+    }
+}
+
+/* Activations of every kind: each group has a character of its own. */
+static void fill_activations(float *x, uint32_t n)
+{
+    static const float scales[] = {1.0f, 0.0f, -0.0f, 1e-41f, 1e-37f, 1e-12f, 3e15f};
+    for (uint32_t g = 0; g < n; g += 64) {
+        uint32_t kind = random_bits() % 9;
+        for (uint32_t i = g; i < g + 64; i++)
+            x[i] = random_value() * scales[kind < 7 ? kind : random_bits() % 7];
+        for (uint32_t i = g; kind == 8 && i < g + 64; i++) /* quanta that lie between two */
+            x[i] = i == g ? 127.0f : (float)(random_bits() % 255) * 0.5f - 63.5f;
+    }
+}
+
+#define FUSED 1664u
+
+static void check_quantised(uint32_t set, const char *what, const float *y, uint32_t n, const int8_t *q,
+                            const float *scales, const int32_t *sums)
+{
+    int8_t want[FUSED];
+    float want_scales[FUSED / 64];
+    int32_t want_sums[FUSED / 64];
+    naive_quantise(y, n, want, want_scales);
+    naive_sums(want, n, want_sums);
+    if (memcmp(q, want, n) != 0 || memcmp(scales, want_scales, n / 64 * sizeof *scales) != 0 ||
+        memcmp(sums, want_sums, n / 64 * sizeof *sums) != 0)
+        fail_msg("%s, %s of %u: other bits than one step after the other", sets[set]->name, what, n);
+    assert_int_equal(q[n], 77); /* and nothing behind */
+    assert_true(scales[n / 64] == 0.5f && sums[n / 64] == 12345);
+}
+
+/* Quantisation in one pass with what goes before it: the bits of one step after the other. */
+static void test_fused(void **state)
+{
+    (void)state;
+    float x[FUSED], other[FUSED], y[FUSED], want[FUSED], scales[FUSED / 64 + 1];
+    int8_t q[FUSED + 1];
+    int32_t sums[FUSED / 64 + 1];
+    for (uint32_t round = 0; round < 150; round++) {
+        uint32_t n = 64 * (1 + round % (FUSED / 64));
+        fill_activations(x, n);
+        fill_activations(other, n);
+        for (uint32_t i = 0; i < n; i++) /* a norm's weights; gates */
+            other[i] = round % 2 ? random_value() : other[i];
+        float eps = round % 3 ? 1e-5f : 1e-30f, rms = 1.0f / sqrtf(naive_dot(x, x, n) / (float)n + eps);
+        for (uint32_t s = 0; s < set_count; s++) {
+            q[n] = 77;
+            scales[n / 64] = 0.5f;
+            sums[n / 64] = 12345;
+            sets[s]->quantise(x, n, q, scales, sums);
+            check_quantised(s, "quantise", x, n, q, scales, sums);
+
+            for (uint32_t i = 0; i < n; i++)
+                want[i] = other[i] * (x[i] * rms);
+            sets[s]->rmsnorm_quantise(x, other, n, eps, NULL, q, scales, sums);
+            check_quantised(s, "rmsnorm_quantise", want, n, q, scales, sums);
+            memcpy(y, x, sizeof y);
+            sets[s]->rmsnorm_quantise(y, other, n, eps, y, q, scales, sums);
+            check_quantised(s, "rmsnorm_quantise in place", want, n, q, scales, sums);
+            assert_memory_equal(y, want, n * sizeof *y);
+
+            for (uint32_t i = 0; i < n; i++)
+                want[i] = other[i] / (1.0f + math_exp(-other[i])) * x[i];
+            sets[s]->swiglu_quantise(other, x, n, q, scales, sums);
+            check_quantised(s, "swiglu_quantise", want, n, q, scales, sums);
+        }
     }
 }
 
@@ -194,7 +272,7 @@ static void check_matmul(enum weight_format format, bool f32, uint32_t blocks, u
         naive_quantise(x + (size_t)r * k, k, q + (size_t)r * k, xs + (size_t)r * (k / 64));
         if (k % 128 == 0)
             memset(q + (size_t)r * k, r % 2 ? 127 : -127, k);
-        sets[0]->sum_groups(q + (size_t)r * k, k, sums + (size_t)r * (k / 64));
+        naive_sums(q + (size_t)r * k, k, sums + (size_t)r * (k / 64));
         rows[r] = (struct matmul_row){.q = q + (size_t)r * k,
                                       .scales = xs + (size_t)r * (k / 64),
                                       .sums = sums + (size_t)r * (k / 64),
@@ -275,7 +353,7 @@ static void fill_case(struct property_case *c)
             c->x[i] = kind == 2 ? 0.0f : random_value() * x_scales[random_bits() % 6];
         }
         c->x_scales[g] = x_scales[random_bits() % 6];
-        sets[0]->sum_groups(c->q + g * 64, 64, c->sums + g);
+        naive_sums(c->q + g * 64, 64, c->sums + g);
     }
 }
 
@@ -459,43 +537,67 @@ static void test_attention(void **state)
     }
 }
 
-static void test_index(void **state)
+static void check_index(uint32_t heads, uint32_t dim, uint32_t count)
 {
-    (void)state;
-    enum { HEADS = 5, DIM = 128, COUNT = 37 };
-    float *q = random_vector(HEADS * DIM), *keys = random_vector(COUNT * DIM), *w = random_vector(HEADS);
-    int8_t qq[HEADS * DIM], qk[COUNT * DIM];
-    float qs[HEADS * 2], ks[COUNT * 2], got[COUNT];
-    naive_quantise(q, HEADS * DIM, qq, qs);
-    naive_quantise(keys, COUNT * DIM, qk, ks);
+    uint32_t groups = dim / 64;
+    float *q = random_vector((size_t)heads * dim), *keys = random_vector((size_t)count * dim),
+          *w = random_vector(heads);
+    float *qs = random_vector(heads * groups), *ks = random_vector(count * groups), *got = random_vector(count + 1);
+    int8_t *qq = malloc((size_t)heads * dim), *qk = malloc((size_t)count * dim);
+    int32_t *sums = calloc(heads * groups, sizeof *sums);
+    float behind = got[count];
+    naive_quantise(q, heads * dim, qq, qs);
+    naive_quantise(keys, count * dim, qk, ks);
+    if (count % 3 == 0) { /* the extremes must not overflow anything */
+        memset(qq, 127, dim);
+        memset(qk, count % 2 ? -127 : 127, dim);
+    }
+    naive_sums(qq, heads * dim, sums);
+    const struct index_queries queries = {heads, dim, qq, qs, sums, q, w, 0.09f};
     for (uint32_t s = 0; s < set_count; s++)
         for (int f32 = 0; f32 < 2; f32++) {
             if (f32)
-                sets[s]->index_scores_f32(q, w, HEADS, DIM, 0.09f, keys, COUNT, got);
+                sets[s]->index_scores_f32(&queries, keys, count, got);
             else
-                sets[s]->index_scores(qq, qs, w, HEADS, DIM, 0.09f, qk, ks, COUNT, got);
-            for (int t = 0; t < COUNT; t++) {
+                sets[s]->index_scores(&queries, qk, ks, count, got);
+            for (uint32_t t = 0; t < count; t++) {
                 float want = 0.0f;
-                for (int h = 0; h < HEADS; h++) {
-                    float dot = naive_dot(q + h * DIM, keys + t * DIM, DIM);
-                    if (!f32) {
-                        dot = 0.0f;
-                        for (int g = 0; g < 2; g++) {
-                            int integer = 0;
-                            for (int i = g * 64; i < g * 64 + 64; i++)
-                                integer += qq[h * DIM + i] * qk[t * DIM + i];
-                            dot = fmaf((float)integer * qs[h * 2 + g], ks[t * 2 + g], dot);
-                        }
+                for (uint32_t h = 0; h < heads; h++) {
+                    float dot = naive_dot(q + (size_t)h * dim, keys + (size_t)t * dim, dim);
+                    for (uint32_t g = 0; !f32 && g < groups; g++) {
+                        int integer = 0;
+                        for (uint32_t i = g * 64; i < g * 64 + 64; i++)
+                            integer += qq[h * dim + i] * qk[t * dim + i];
+                        dot = fmaf((float)integer * qs[h * groups + g], ks[t * groups + g], g == 0 ? 0.0f : dot);
                     }
                     float relu = dot * 0.09f > 0.0f ? dot * 0.09f : 0.0f;
                     want = fmaf(w[h], relu, want);
                 }
-                assert_memory_equal(&got[t], &want, 4);
+                if (memcmp(&got[t], &want, sizeof want) != 0)
+                    fail_msg("%s, %u heads of %u, key %u of %u: %a, want %a", sets[s]->name, heads, dim, t, count,
+                             (double)got[t], (double)want);
             }
+            assert_true(got[count] == behind);
         }
     free(q);
     free(keys);
     free(w);
+    free(qs);
+    free(ks);
+    free(got);
+    free(qq);
+    free(qk);
+    free(sums);
+}
+
+static void test_index(void **state)
+{
+    (void)state;
+    static const uint32_t counts[] = {1, 9, 15, 16, 17, 31, 33, 37, 64};
+    for (uint32_t heads = 1; heads <= 9; heads += 2)
+        for (uint32_t dim = 64; dim <= 320; dim += 64)
+            for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+                check_index(heads, dim, counts[i]);
 }
 
 /* By definition: index i is kept when fewer than k others come before it (higher score, or the same and lower
@@ -651,6 +753,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_quantise),
         cmocka_unit_test(test_quantise_extremes),
+        cmocka_unit_test(test_fused),
         cmocka_unit_test(test_matmul),
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_norms),

@@ -23,8 +23,10 @@ static void open_pool(const struct pool_shape *shape, struct pool *ret_pool)
     struct error error;
     if (pool_create(instance, shape, &error) < 0 || pool_attach(instance, ret_pool, &error) < 0)
         fail_msg("%s", error.text);
-    while (pool_grow(ret_pool, false, &error) == 0)
-        ;
+    uint32_t ready = 0;
+    while (ready < shape->slots)
+        if (pool_grow(ret_pool, ready, UINT32_MAX, false, false, &ready, &error) < 0)
+            fail_msg("%s", error.text);
     if (pool_attach_objects(ret_pool, &error) < 0)
         fail_msg("%s", error.text);
 }
@@ -136,14 +138,18 @@ static void test_growth(void **state)
                                     &(struct segment_options){.kind = SEGMENT_RAW, .node = -1}, &stale, NULL),
                      0);
     segment_detach(&stale);
-    assert_int_equal(pool_grow(&pool, false, &error), 0);
+    uint32_t ready = 0;
+    assert_int_equal(pool_grow(&pool, 0, 2, false, false, &ready, &error), 0);
+    assert_int_equal(ready, 1); /* an object at a time */
     assert_int_equal(pool_slots_ready(&pool), 1);
     assert_null(pool_slice(&pool, 0, 0)); /* growing maps nothing */
     assert_int_equal(pool_attach_objects(&view, &error), 0);
     assert_non_null(pool_slice(&view, 0, 7));
     assert_null(pool_slice(&view, 1, 0));
-    assert_int_equal(pool_grow(&pool, false, &error), 0);
-    assert_int_equal(pool_grow(&pool, false, &error), 1);
+    assert_int_equal(pool_grow(&pool, 1, 2, false, true, &ready, &error), 0);
+    assert_int_equal(ready, 2);
+    assert_int_equal(pool_grow(&pool, 2, 2, false, true, &ready, &error), 0); /* nothing to do */
+    assert_int_equal(ready, 2);
     assert_int_equal(pool_slots_ready(&view), 2);
     assert_null(pool_slice(&view, 1, 0)); /* not mapped here yet */
     assert_int_equal(pool_attach_objects(&view, &error), 0);

@@ -14,7 +14,6 @@
 
 #include <cmocka.h>
 
-#include "shm/lru.h"
 #include "shm/pool.h"
 
 #define EXPERTS 24u
@@ -76,28 +75,26 @@ static uint32_t wrong_words(const struct pool *pool, struct slot_ref ref, uint32
 }
 
 /* One of the loader's slots, made EMPTY; SLOTS if all are pinned. */
-static uint32_t free_slot(struct stress *stress, uint32_t loader, uint32_t held[SLOTS])
+static uint32_t free_slot(struct member *self, uint32_t held[SLOTS])
 {
+    struct stress *stress = self->stress;
+    uint32_t loader = self->index;
     struct pool *pool = &stress->pool;
-    struct lru_candidate candidates[SLOTS];
-    for (uint32_t i = 0; i < SLOTS; i++) {
-        uint64_t word = atomic_load(&pool->slots[i].state);
-        bool mine = i % LOADERS == loader;
-        if (mine && slot_state_of(word) == SLOT_EMPTY)
+    for (uint32_t i = loader; i < SLOTS; i += LOADERS) {
+        if (slot_state_of(atomic_load(&pool->slots[i].state)) == SLOT_EMPTY)
             return i;
-        candidates[i].used = atomic_load_explicit(&pool->slots[i].used, memory_order_relaxed);
-        candidates[i].evictable = mine && slot_pins_of(word) == 0;
     }
-    uint32_t victim;
-    while ((victim = lru_victim(candidates, SLOTS)) != LRU_NONE) {
+    for (uint32_t tries = 0, i = next_random(self); tries < SLOTS / LOADERS; tries++, i++) {
+        uint32_t victim = i % (SLOTS / LOADERS) * LOADERS + loader;
         uint64_t word = atomic_load(&pool->slots[victim].state);
+        if (slot_pins_of(word) != 0)
+            continue;
         if (slot_change(&pool->slots[victim].state, slot_state_of(word), SLOT_EMPTY, slot_generation_of(word), NULL) ==
             0) {
             atomic_store_explicit(&pool->map[held[victim]], POOL_NOWHERE, memory_order_release);
             atomic_fetch_add(&stress->evictions, 1);
             return victim;
         }
-        candidates[victim].evictable = false;
     }
     return SLOTS;
 }
@@ -114,7 +111,7 @@ static void *load_and_evict(void *argument)
         if (pool_lookup(pool, expert, &ref) == 0 &&
             slot_state_of(atomic_load(&pool->slots[ref.index].state)) == SLOT_READY)
             continue;
-        uint32_t slot = free_slot(stress, self->index, held);
+        uint32_t slot = free_slot(self, held);
         if (slot == SLOTS) {
             sched_yield();
             continue;
@@ -181,8 +178,10 @@ static void test_stress(void **state)
     const struct pool_shape shape = {
         .slots = SLOTS, .nodes = 2, .moe_layers = 1, .experts = EXPERTS, .slice_bytes = SLICE};
     struct error error;
+    uint32_t ready;
     if (pool_create(instance, &shape, &error) < 0 || pool_attach(instance, &stress->pool, &error) < 0 ||
-        pool_grow(&stress->pool, false, &error) < 0 || pool_attach_objects(&stress->pool, &error) < 0)
+        pool_grow(&stress->pool, 0, SLOTS, false, false, &ready, &error) < 0 ||
+        pool_attach_objects(&stress->pool, &error) < 0)
         fail_msg("%s", error.text);
     segment_unlink_all(instance); /* mapped it stays, and nothing is left if this test dies */
 

@@ -12,7 +12,6 @@
 
 #include "cmd/front/sampler.h"
 #include "compute/math.h"
-#include "proto/cleanup.h"
 
 #define VOCAB 1000
 #define LARGE 5000
@@ -190,8 +189,8 @@ static void test_seed(void **state)
         again[i] = pick(params, i, logits, VOCAB);
     assert_memory_equal(first, again, sizeof first);
     const int32_t expected[] = {
-        179, 759, 450, 516, 629, 660, 424, 990, 785, 957, 483, 80,  363, 456, 81,  548,
-        640, 944, 854, 330, 333, 535, 74,  669, 193, 442, 245, 996, 88,  769, 755, 686,
+        469, 326, 655, 670, 838, 294, 746, 409, 132, 396, 661, 436, 172, 475, 728, 343,
+        182, 470, 925, 159, 924, 42,  629, 891, 628, 93,  489, 115, 802, 979, 918, 86,
     };
     assert_memory_equal(first, expected, sizeof expected);
     params.seed = 43;
@@ -219,42 +218,46 @@ static void test_allowed(void **state)
     }
 }
 
-/* The picks of the definition, in this program's own words: weights one by one, all of them sorted, the sum in eight
- * lanes. */
+/* The picks of the definition, in this program's own words: weights one by one, all of them sorted to know which come before which, plain
+ * sums. */
 static int32_t pick_slowly(const struct sampler_params *params, uint64_t position, const float *logits, int vocab)
 {
     static struct weighted sorted[LARGE];
-    double lanes[8] = {0}, total = 0, kept = 0, sum = 0;
-    const uint32_t counter[4] = {(uint32_t)position, 0, 0, 0}, key[2] = {(uint32_t)params->seed, 0};
-    uint32_t words[4];
+    static int place[LARGE]; /* of an id in the order */
+    static double before[LARGE + 1];
+    const uint32_t key[2] = {(uint32_t)params->seed, 0};
     float top = -INFINITY;
-    int count = 0, taken = 0;
+    int count = 0;
 
     for (int id = 0; id < vocab; id++)
         if (params->allowed[id / 64] >> id % 64 & 1)
             top = fmaxf(top, logits[id]);
     for (int id = 0; id < vocab; id++) {
-        if (!(params->allowed[id / 64] >> id % 64 & 1))
-            continue;
-        float weight = math_exp((logits[id] - top) / params->temperature);
-        lanes[id % 8] += (double)weight;
-        if (weight > 0)
+        float weight = math_exp((logits[id] - top) * (1 / params->temperature));
+        place[id] = LARGE;
+        if (params->allowed[id / 64] >> id % 64 & 1 && weight > 0)
             sorted[count++] = (struct weighted){(double)weight, id};
     }
-    for (int l = 0; l < 8; l++)
-        total += lanes[l];
     qsort(sorted, (size_t)count, sizeof *sorted, compare);
-    philox4x32(counter, key, words);
-    double u = (double)(((uint64_t)words[1] << 32 | words[0]) >> 11) * 0x1p-53;
-    while (taken < count && (params->top_p >= 1 || taken == 0 || kept < (double)params->top_p * total))
-        kept += sorted[taken++].weight;
-    double target = u * (params->top_p >= 1 ? total : kept);
-    for (int i = 0; i < taken; i++) {
-        sum += sorted[i].weight;
-        if (sum > target)
-            return sorted[i].id;
+    for (int i = 0; i < count; i++) {
+        place[sorted[i].id] = i;
+        before[i + 1] = before[i] + sorted[i].weight;
     }
-    return sorted[taken - 1].id;
+    double total = before[count];
+    int end = count; /* the draw is among sorted[0 .. end) */
+    for (uint32_t draw = 0;; draw++) {
+        const uint32_t counter[4] = {(uint32_t)position, 0, draw, 0};
+        uint32_t words[4];
+        philox4x32(counter, key, words);
+        double target = (double)(((uint64_t)words[1] << 32 | words[0]) >> 11) * 0x1p-53 * before[end], sum = 0;
+        int id = 0;
+        for (; id < vocab; id++)
+            if (place[id] < end && (sum += sorted[place[id]].weight) > target)
+                break;
+        if (params->top_p >= 1 || before[place[id]] < (double)params->top_p * total)
+            return id;
+        end = place[id];
+    }
 }
 
 /* Flat and peaked logits, holes, sizes that are no multiple of 64: the same ids as by a full sort, with each kernel

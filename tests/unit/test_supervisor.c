@@ -11,7 +11,6 @@
 
 #include <cmocka.h>
 
-#include "cmd/supervisor/cgroup.h"
 #include "cmd/supervisor/child.h"
 #include "cmd/supervisor/machine.h"
 #include "cmd/supervisor/placement.h"
@@ -54,49 +53,6 @@ static void write_file(const struct tree *tree, const char *path, const char *te
     assert_non_null(file);
     fputs(text, file);
     assert_int_equal(fclose(file), 0);
-}
-
-static void test_cgroup_2(void **state)
-{
-    const struct tree *tree = *state;
-    write_file(tree, "/proc/self/cgroup", "0::/a/b\n");
-    write_file(tree, "/proc/self/mountinfo", "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n");
-    write_file(tree, "/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
-    write_file(tree, "/sys/fs/cgroup/a/cpu.max", "250000 100000\n");
-    write_file(tree, "/sys/fs/cgroup/a/b/memory.max", "1000000\n");
-    write_file(tree, "/sys/fs/cgroup/a/b/memory.current", "700000\n");
-    write_file(tree, "/sys/fs/cgroup/a/b/memory.stat", "anon 1\ninactive_file 300000\n");
-    write_file(tree, "/sys/fs/cgroup/a/memory.max", "max\n");
-    write_file(tree, "/sys/fs/cgroup/a/memory.current", "700000\n");
-    struct cgroup_limits limits = cgroup_read(tree->root);
-    assert_int_equal(limits.cpu_permille, 2500); /* the parent's, 2.5 CPUs */
-    assert_int_equal(limits.memory_free, 1000000 - (700000 - 300000));
-}
-
-static void test_cgroup_1(void **state)
-{
-    const struct tree *tree = *state;
-    /* As in a container: the mount shows the group as its root. */
-    write_file(tree, "/proc/self/cgroup", "4:memory:/docker/x\n3:cpuset:/\n2:cpu,cpuacct:/docker/x/in\n0::/\n");
-    write_file(tree, "/proc/self/mountinfo",
-               "32 31 0:29 /docker/x /sys/fs/cgroup/cpu,cpuacct rw master:9 - cgroup cgroup rw,cpu,cpuacct\n"
-               "33 31 0:30 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
-               "35 31 0:32 /docker/x /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
-    write_file(tree, "/sys/fs/cgroup/cpu,cpuacct/in/cpu.cfs_quota_us", "300000\n");
-    write_file(tree, "/sys/fs/cgroup/cpu,cpuacct/in/cpu.cfs_period_us", "100000\n");
-    write_file(tree, "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
-    write_file(tree, "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
-    write_file(tree, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
-    write_file(tree, "/sys/fs/cgroup/memory/memory.usage_in_bytes", "6000\n");
-    struct cgroup_limits limits = cgroup_read(tree->root);
-    assert_int_equal(limits.cpu_permille, 3000);
-    assert_int_equal(limits.memory_free, 0);
-}
-
-static void test_cgroup_none(void **state)
-{
-    struct cgroup_limits limits = cgroup_read(((const struct tree *)*state)->root);
-    assert_true(limits.cpu_permille == CGROUP_UNLIMITED && limits.memory_free == CGROUP_UNLIMITED);
 }
 
 static void test_machine(void **state)
@@ -153,8 +109,7 @@ static struct machine made_machine(uint32_t nodes, uint32_t cpus)
                               .node_count = nodes,
                               .nodes = calloc(nodes, sizeof *machine.nodes),
                               .memory_available = UINT64_C(64) << 30,
-                              .shm_free = UINT64_C(32) << 30,
-                              .shm_size = UINT64_C(32) << 30};
+                              .shm_free = UINT64_C(32) << 30};
     for (uint32_t n = 0; n < nodes; n++) {
         machine.nodes[n].id = n;
         machine.nodes[n].cpu_count = cpus;
@@ -277,7 +232,7 @@ static void test_plan_sizes(void **state)
     struct error error;
     (void)state;
     assert_int_equal(make_plan(NULL, NULL, &machine, plan, &error), 0);
-    assert_int_equal(plan->facts.pool_slots, 128); /* there is room for all experts, and for no more */
+    assert_int_equal(plan->pool_slots, 128); /* there is room for all experts, and for no more */
     assert_int_equal(plan->facts.context, 4096);
     assert_int_equal(plan->facts.kv_pages, 64);
     assert_int_equal(plan->facts.index_topk, 64);
@@ -296,21 +251,21 @@ static void test_plan_pool(void **state)
     (void)state;
     snprintf(text, sizeof text, "%u", 4 * SLOT_BYTES);
     assert_int_equal(make_plan("pool", text, &machine, plan, &error), 0);
-    assert_int_equal(plan->facts.pool_slots, 4);
+    assert_int_equal(plan->pool_slots, 4);
     snprintf(text, sizeof text, "%u", 5 * SLOT_BYTES - 1);
     assert_int_equal(make_plan("pool", text, &machine, plan, &error), 0);
-    assert_int_equal(plan->facts.pool_slots, 4);
+    assert_int_equal(plan->pool_slots, 4);
     snprintf(text, sizeof text, "%u", 4 * SLOT_BYTES - 1);
     assert_int_equal(make_plan("pool", text, &machine, plan, &error), -EINVAL);
     snprintf(text, sizeof text, "at least %u bytes", 4 * SLOT_BYTES);
     assert_non_null(strstr(error.text, text));
     assert_int_equal(make_plan("pool", "1T", &machine, plan, &error), 0);
-    assert_int_equal(plan->facts.pool_slots, 128);
+    assert_int_equal(plan->pool_slots, 128);
 
     /* 2 % of the available memory */
     machine.memory_available = 100 * UINT64_C(20) * SLOT_BYTES;
     assert_int_equal(make_plan("pool", "2%", &machine, plan, &error), 0);
-    assert_int_equal(plan->facts.pool_slots, 40);
+    assert_int_equal(plan->pool_slots, 40);
     free(plan);
     machine_free(&machine);
 }
@@ -328,7 +283,7 @@ static void test_plan_room(void **state)
     /* A /dev/shm with room for all but some experts: they are left out. */
     machine.shm_free = fixed + 20 * SLOT_BYTES;
     assert_int_equal(make_plan(NULL, NULL, &machine, plan, &error), 0);
-    assert_int_equal(plan->facts.pool_slots, 20);
+    assert_int_equal(plan->pool_slots, 20);
     /* ... with room for too few: refused, with the numbers and the remedy. */
     machine.shm_free = fixed + 3 * SLOT_BYTES;
     assert_int_equal(make_plan(NULL, NULL, &machine, plan, &error), -ENOSPC);
@@ -394,9 +349,6 @@ static void test_restart_law(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_cgroup_2, make_tree, remove_tree),
-        cmocka_unit_test_setup_teardown(test_cgroup_1, make_tree, remove_tree),
-        cmocka_unit_test_setup_teardown(test_cgroup_none, make_tree, remove_tree),
         cmocka_unit_test_setup_teardown(test_machine, make_tree, remove_tree),
         cmocka_unit_test(test_cpu_list),
         cmocka_unit_test(test_placement),

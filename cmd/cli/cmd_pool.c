@@ -1,0 +1,143 @@
+/* calypte pool: how large an instance's pool of experts is and may be, what is hot in it; changes its size. */
+#include "cmd/cli/client.h"
+#include "cmd/cli/commands.h"
+#include "cmd/cli/usage.h"
+#include "proto/parse.h"
+
+#include <string.h>
+
+#define SUPERVISOR_MS 10000
+
+enum { FLAG_NAME, FLAG_SIZE, FLAG_HOLD, FLAG_RELEASE, FLAG_JSON };
+
+static const struct flag flags[] = {
+    [FLAG_NAME] = {"--name", "-n", "NAME", "the instance's name (default: default)"},
+    [FLAG_SIZE] = {"--size", NULL, "SIZE|PCT|auto",
+                   "make the pool so large: a size (64G), a share of the free memory (80%), or auto"},
+    [FLAG_HOLD] = {"--hold", NULL, "LAYER:EXPERT", "keep this expert in the pool once it is there (repeatable)"},
+    [FLAG_RELEASE] = {"--release", NULL, "LAYER:EXPERT|all", "hold it no longer (repeatable)"},
+    [FLAG_JSON] = {"--json", NULL, NULL, "print everything as JSON"},
+    {NULL, NULL, NULL, NULL},
+};
+
+static const struct command_line line = {
+    .command = "pool",
+    .operands = "",
+    .summary = "The pool of experts of a running instance: its size, and what is hot in it. Answers go on while it "
+               "grows or shrinks.",
+    .details =
+        "An `auto` pool leaves a reserve of memory free: it shrinks under memory pressure and grows again when room "
+        "appears. One\n"
+        "with a size keeps it.\n"
+        "In the JSON, `slots` is the size that is wanted and `standing` what has memory now; `cap` is what `auto` may "
+        "have, and\n"
+        "`cap_by` what sets that bound (memory, a control group's file, /dev/shm, experts). `used` of a hot expert is "
+        "the tick\n"
+        "of its last use.",
+    .flags = flags,
+};
+
+static json_int_t number(const json_t *object, const char *name)
+{
+    return json_integer_value(json_object_get(object, name));
+}
+
+static double gib(json_int_t bytes)
+{
+    return (double)bytes / (1 << 30);
+}
+
+static void print_pool(const json_t *pool)
+{
+    const char *by = json_string_value(json_object_get(pool, "cap_by"));
+    size_t index;
+    json_t *expert;
+    printf("size      %" JSON_INTEGER_FORMAT " slots of %.1f MiB stand (%.2f GiB), %" JSON_INTEGER_FORMAT
+           " are wanted%s; the model has %" JSON_INTEGER_FORMAT " experts\n",
+           number(pool, "standing"), (double)number(pool, "slot_bytes") / (1 << 20), gib(number(pool, "bytes")),
+           number(pool, "slots"), json_is_true(json_object_get(pool, "auto")) ? " (auto)" : "",
+           number(pool, "experts"));
+    printf("room      auto may have %" JSON_INTEGER_FORMAT
+           " slots, bounded by %s: %.2f GiB of memory are free, a reserve of "
+           "%.2f GiB is kept; /dev/shm has %.2f GiB\n",
+           number(pool, "cap"), by ? by : "?", gib(number(pool, "free")), gib(number(pool, "reserve")),
+           gib(number(pool, "shm_free")));
+    printf("slots     %" JSON_INTEGER_FORMAT " ready, %" JSON_INTEGER_FORMAT " loading, %" JSON_INTEGER_FORMAT
+           " pinned\n",
+           number(pool, "filled"), number(pool, "loading"), number(pool, "pinned"));
+    if (json_array_size(json_object_get(pool, "held"))) {
+        printf("held     ");
+        json_array_foreach (json_object_get(pool, "held"), index, expert)
+            printf(" %s", json_string_value(expert));
+        printf("\n");
+    }
+    printf("\n%5s %6s %8s %12s\n", "LAYER", "EXPERT", "HEAT", "LAST TICK");
+    json_array_foreach (json_object_get(pool, "hottest"), index, expert)
+        printf("%5" JSON_INTEGER_FORMAT " %6" JSON_INTEGER_FORMAT " %8.3f %12" JSON_INTEGER_FORMAT "\n",
+               number(expert, "layer"), number(expert, "expert"), json_number_value(json_object_get(expert, "heat")),
+               number(expert, "used"));
+}
+
+/* The values of a flag that may be given several times; NULL: it was not. */
+static json_t *given_list(const struct arguments *arguments, size_t flag)
+{
+    json_t *list = NULL;
+    for (size_t i = 0; i < arguments->given_count; i++) {
+        if (arguments->given[i].flag != flag)
+            continue;
+        list = list ? list : json_array();
+        json_array_append_new(list, json_string(arguments->given[i].value));
+    }
+    return list;
+}
+
+/* Asks the supervisor, with the wishes that were given. */
+static int ask(const struct instance *instance, const struct arguments *arguments, json_t **ret_answer,
+               struct error *ret_error)
+{
+    struct client client;
+    int status = client_open(instance, "supervisor.ipc", -1, &client, ret_error);
+    json_t *request = json_pack("{s:s, s:s*, s:o*, s:o*}", "op", "pool", "size", arguments->values[FLAG_SIZE], "hold",
+                                given_list(arguments, FLAG_HOLD), "release", given_list(arguments, FLAG_RELEASE));
+    if (!status)
+        status = client_call(&client, request, SUPERVISOR_MS, ret_answer, ret_error);
+    else
+        json_decref(request);
+    client_close(&client);
+    return status;
+}
+
+/* Whether a wish can be one at all; whether the instance can fulfil it is for its supervisor to say. */
+static bool is_size(const char *text)
+{
+    uint64_t bytes;
+    double percent;
+    return !strcmp(text, "auto") || !parse_percent(text, &percent) || (!parse_size(text, &bytes) && bytes > 0);
+}
+
+int cmd_pool(int argc, char **argv)
+{
+    struct arguments arguments;
+    struct instance instance;
+    struct error error;
+    json_t *answer = NULL;
+    int code = arguments_parse(&line, argc, argv, &arguments);
+    if (code != ARGUMENTS_GO_ON)
+        return code;
+    const char *size = arguments.values[FLAG_SIZE];
+    if (size && !is_size(size))
+        return usage_error(
+            "pool", "--size %s: a size (64G, 1.5GiB), a share of the free memory (80%%) or auto is expected", size);
+    if (instance_find(arguments.values[FLAG_NAME] ? arguments.values[FLAG_NAME] : "default", &instance, &error))
+        return usage_error("pool", "%s", error.text);
+    if (ask(&instance, &arguments, &answer, &error))
+        return usage_failed("pool", "%s", error.text);
+    const json_t *pool = json_object_get(answer, "pool");
+    if (arguments.values[FLAG_JSON]) {
+        json_dumpf(pool, stdout, JSON_INDENT(2));
+        putchar('\n');
+    } else
+        print_pool(pool);
+    json_decref(answer);
+    return EXIT_DONE;
+}

@@ -1,0 +1,62 @@
+/* The file of `calypte trace`: which experts every layer of every step used, and whether they were in the pool.
+ *
+ * JSON lines, so that jq and awk read it; half as long again as packed entries, and gzip makes it a sixth. The first
+ * line says what was traced:
+ *   {"trace":1,"model":"16 hex digits, the container's identity","layers":75,"experts":256,"slots":4800}
+ * layers: MoE layers; experts: of a layer; slots: of the pool, 0: there was none. Then a line a layer of a step, in the
+ * order of use:
+ *   {"step":7,"layer":3,"rows":[[17,0,1],[17,1,3],[40,0,0]]}
+ * rows: [expert within the layer, row of the step, flags: 1 was in the pool when the layer began + 2 of a prompt, not
+ * of an answer]; ascending by expert, then row, none twice. Where uses were lost, because the writer of the trace was
+ * too slow, the layer behind the gap has "lost": how many. */
+#pragma once
+
+#include "proto/error.h"
+#include "proto/model_config.h"
+
+#include <stdint.h>
+
+#define TRACE_FORMAT 1
+#define TRACE_MAX_ROWS 8192u                              /* of a step: what the use log can number */
+#define TRACE_MAX_USES (TRACE_MAX_ROWS * MODEL_MAX_TOP_K) /* of a layer of one step */
+#define TRACE_LINE_MAX ((size_t)8 << 20)                  /* bytes */
+
+enum trace_flag { TRACE_HIT = 1, TRACE_PREFILL = 2 };
+
+struct trace_header {
+    uint64_t identity; /* of the container */
+    uint32_t layers, experts, slots;
+};
+
+struct trace_use {
+    uint32_t expert; /* within its layer */
+    uint32_t row, flags;
+};
+
+struct trace_layer {
+    uint64_t step, lost;
+    uint32_t layer; /* moe_index */
+    uint32_t count;
+    struct trace_use *uses; /* [count] */
+};
+
+/* A trace that is being written. One thread at a time, as for the reader. */
+struct trace_writer;
+
+/* Begins the file `path`, which must not exist yet (-EEXIST). */
+int trace_create(const char *path, const struct trace_header *header, struct trace_writer **ret_writer,
+                 struct error *ret_error);
+/* Appends a layer. -EINVAL where it is not one: nothing is written then. */
+int trace_append(struct trace_writer *writer, const struct trace_layer *layer, struct error *ret_error);
+/* Writes out what is buffered and frees the writer, whatever happens. NULL: nothing. */
+int trace_finish(struct trace_writer *writer, struct error *ret_error);
+
+struct trace_reader;
+
+/* Opens a trace and checks its first line. `path` may be a pipe: zcat FILE.gz | calypte cachesim /dev/stdin. */
+int trace_open(const char *path, struct trace_reader **ret_reader, struct trace_header *ret_header,
+               struct error *ret_error);
+/* The next layer: 1; 0 at the end; -EBADMSG for a line that is none, with its number. Every number of *ret_layer is
+ * within the header's bounds. It is valid until the next call. */
+int trace_next(struct trace_reader *reader, struct trace_layer *ret_layer, struct error *ret_error);
+void trace_close(struct trace_reader *reader);

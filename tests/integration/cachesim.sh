@@ -1,0 +1,85 @@
+# calypte cachesim: hits that can be counted by hand, the policies against each other, a trace of a running instance, wrong input.
+. "$CALYPTE_TESTS/integration/common.sh"
+
+# at FILE PERCENT POLICY: a hit rate of cachesim's JSON, in hundredths of a percent
+at() { jq -r --argjson percent "$2" --arg policy "$3" '.sizes[] | select(.percent == $percent) | .hit_rate[$policy] * 100 | round' "$1"; }
+
+note "counted by hand: A B C A B C in 2 of 4 slots"
+{
+    echo '{"trace":1,"model":"0123456789abcdef","layers":1,"experts":4,"slots":2}'
+    step=0
+    for expert in 0 1 2 0 1 2; do
+        flags=$((step == 3 ? 1 : 0))
+        echo "{\"step\":$step,\"layer\":0,\"rows\":[[$expert,0,$flags]]}"
+        step=$((step + 1))
+    done
+} >"$SCRATCH/abc"
+calypte cachesim "$SCRATCH/abc" --sizes 67,100 --json >"$SCRATCH/abc.json"
+[ "$(json "$SCRATCH/abc.json" '"\(.steps) \(.layers) \(.experts_used) \(.uses)"')" = "6 1 3 6" ] || fail "$(cat "$SCRATCH/abc.json")"
+[ "$(json "$SCRATCH/abc.json" '.traced | "\(.slots) \(.misses)"')" = "2 5" ] || fail "$(cat "$SCRATCH/abc.json")"
+[ "$(at "$SCRATCH/abc.json" 67 LRU)" = 0 ] && [ "$(at "$SCRATCH/abc.json" 67 LFU)" = 0 ] || fail "LRU, LFU: $(cat "$SCRATCH/abc.json")"
+for policy in LRU LFU "LFU a layer" LFRU Belady; do
+    [ "$(at "$SCRATCH/abc.json" 100 "$policy")" = 5000 ] || fail "$policy, all slots: $(cat "$SCRATCH/abc.json")"
+done
+# B goes for C, because it comes later than A; then A hits, and C once more.
+[ "$(at "$SCRATCH/abc.json" 67 Belady)" = 3333 ] || fail "Belady: $(cat "$SCRATCH/abc.json")"
+calypte cachesim "$SCRATCH/abc" | grep -q '^the traced pool of 2 slots: 5 misses' || fail "no line of the traced pool"
+[ "$(gzip -c "$SCRATCH/abc" | zcat | calypte cachesim /dev/stdin --json | jq .uses)" = 6 ] || fail "not from a pipe"
+
+note "made-up traces: a seed is a trace; LFRU is above LRU and LFU at every size, below Belady"
+for kind in zipf scan; do
+    calypte cachesim --generate $kind --seed 3 --steps 1000 -o "$SCRATCH/$kind"
+    calypte cachesim --generate $kind --seed 3 --steps 1000 -o "$SCRATCH/$kind.again"
+    calypte cachesim --generate $kind --seed 4 --steps 1000 -o "$SCRATCH/$kind.other"
+    cmp -s "$SCRATCH/$kind" "$SCRATCH/$kind.again" || fail "$kind: another trace from the same seed"
+    cmp -s "$SCRATCH/$kind" "$SCRATCH/$kind.other" && fail "$kind: the same trace from another seed"
+    calypte cachesim "$SCRATCH/$kind" --json >"$SCRATCH/$kind.json"
+    [ "$(json "$SCRATCH/$kind.json" '.sizes | length')" = 9 ] || fail "$kind: $(cat "$SCRATCH/$kind.json")"
+    jq -e '[.sizes[].hit_rate | .LFRU > .LRU and .LFRU > .LFU and .LFRU <= .Belady and .["LFU a layer"] < .Belady] | all' \
+        "$SCRATCH/$kind.json" >/dev/null || fail "$kind: $(calypte cachesim "$SCRATCH/$kind")"
+done
+
+note "a trace of a running instance: its misses are those that status counts"
+calypte up "$CALYPTE_MODEL" -n "$NAME" --pool 3M >/dev/null
+calypte trace -n "$NAME" -o "$SCRATCH/real" >"$SCRATCH/trace.out" 2>&1 &
+tracer=$!
+tries=200
+until [ -e "$SCRATCH/real" ]; do
+    tries=$((tries - 1))
+    [ $tries -gt 0 ] || fail "no trace begins: $(cat "$SCRATCH/trace.out")"
+    sleep 0.05
+done
+calypte status -n "$NAME" --json >"$SCRATCH/before.json"
+for word in bird river happy; do
+    calypte run -n "$NAME" "What is $word?" >/dev/null
+done
+calypte status -n "$NAME" --json >"$SCRATCH/after.json"
+kill -INT $tracer
+wait $tracer || true
+calypte down -n "$NAME"
+calypte cachesim "$SCRATCH/real" --json >"$SCRATCH/real.json"
+counted=$(($(json "$SCRATCH/after.json" .pool.misses) - $(json "$SCRATCH/before.json" .pool.misses)))
+[ "$(json "$SCRATCH/real.json" .traced.misses)" = "$counted" ] || fail "$counted misses, but: $(cat "$SCRATCH/real.json")"
+[ "$counted" -gt 100 ] || fail "$counted misses only: the pool holds everything"
+
+note "a picture"
+if command -v gnuplot >/dev/null; then
+    calypte cachesim "$SCRATCH/zipf" --plot "$SCRATCH/it's.png" >/dev/null
+    [ "$(head -c 4 "$SCRATCH/it's.png" | tail -c 3)" = PNG ] || fail "no PNG"
+fi
+mkdir "$SCRATCH/empty"
+expect_line 1 'gnuplot-nox' env PATH="$SCRATCH/empty" "$CALYPTE_BIN/calypte" cachesim "$SCRATCH/abc" --plot "$SCRATCH/x.png"
+
+note "wrong input: one line each"
+head -n 3 "$SCRATCH/abc" | head -c -5 >"$SCRATCH/cut"
+head -n 1 "$SCRATCH/abc" >"$SCRATCH/no-uses"
+expect_line 1 'cut: line 3 is cut off' calypte cachesim "$SCRATCH/cut"
+expect_line 1 'no uses' calypte cachesim "$SCRATCH/no-uses"
+expect_line 1 'not a trace' calypte cachesim "$CALYPTE_MODEL/calypte.json"
+expect_line 1 'a folder' calypte cachesim "$SCRATCH"
+expect_line 1 'nothere' calypte cachesim "$SCRATCH/nothere"
+expect_line 1 'exists' calypte cachesim --generate zipf -o "$SCRATCH/zipf"
+expect_line 2 '"101"' calypte cachesim "$SCRATCH/abc" --sizes 10,101
+expect_line 2 'zipf or scan' calypte cachesim --generate foo -o "$SCRATCH/foo"
+expect_line 2 '-o TRACE' calypte cachesim --generate zipf
+expect_line 2 'argument is missing' calypte cachesim
