@@ -55,7 +55,8 @@ struct loader {
     int lock_fd;
     bool lock_held, lock_given_up;
     uint64_t lock_deadline_ns;
-    struct load_file *files; /* [MoE layers] */
+    struct load_file *files; /* [MoE layers][stripes] */
+    size_t file_count;
     dev_t drives[READER_DRIVES];
     uint32_t drive_count;
     bool direct;
@@ -195,15 +196,18 @@ static int find_drive(struct loader *loader, struct load_file *file)
 
 static int open_files(struct loader *loader, struct error *ret_error)
 {
-    size_t count = loader->container->expert_count;
+    const struct container *container = loader->container;
+    size_t count = container->expert_count * container->stripes;
     loader->direct = true;
     loader->files = calloc(count, sizeof(*loader->files));
     if (!loader->files)
         return error_set(ret_error, ENOMEM, "expert files: out of memory");
     for (size_t i = 0; i < count; i++)
         loader->files[i].fd = -1;
+    loader->file_count = count;
     for (size_t i = 0; i < count; i++) {
-        const char *path = loader->container->experts[i].header.path;
+        const struct expert_layer *layer = &container->experts[i / container->stripes];
+        const char *path = layer->stripes[i % container->stripes].header.path;
         bool direct;
         loader->files[i].fd = disk_open(path, &direct, ret_error);
         if (loader->files[i].fd < 0)
@@ -219,7 +223,7 @@ static int open_files(struct loader *loader, struct error *ret_error)
 /* Reads of registered files spare the kernel a look-up each. */
 static int register_files(struct loader *loader, struct error *ret_error)
 {
-    size_t count = loader->container->expert_count;
+    size_t count = loader->file_count;
     if (!loader->reader.method->register_files)
         return 0;
     _cleanup_free_ int *fds = calloc(count + 1, sizeof(*fds));
@@ -653,7 +657,7 @@ void loader_close(struct loader *loader)
     buffers_close(&loader->buffers);
     placement_close(&loader->placement);
     requests_close(&loader->requests);
-    for (size_t i = 0; loader->files && i < loader->container->expert_count; i++)
+    for (size_t i = 0; loader->files && i < loader->file_count; i++)
         close_fdp(&loader->files[i].fd);
     free(loader->files);
     pool_detach(&loader->pool);

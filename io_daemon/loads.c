@@ -6,19 +6,43 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Adds the cuts of the bytes [first, end) of a blob: equal ones, so that no small rest stands alone. */
+static void cut_stretch(struct loads *loads, size_t first, size_t end)
+{
+    size_t least = (end - first + PIECE_BYTES - 1) / PIECE_BYTES;
+    size_t bytes = ((end - first) / least + DISK_ALIGN - 1) / DISK_ALIGN * DISK_ALIGN;
+    for (size_t at = first; at < end; at += bytes)
+        loads->cuts[loads->cut_count++] = (struct cut){at, end - at < bytes ? end - at : bytes};
+}
+
+/* Cuts a blob where its stripe or its node changes, and what is between into pieces. */
+static int make_cuts(struct loads *loads, struct error *ret_error)
+{
+    uint32_t nodes = loads->placement->pool->nodes, slices_a_node = EXPERT_SLICES / nodes;
+    size_t slice_bytes = loads->container->slice_bytes;
+    loads->cuts = calloc(EXPERT_SLICES * (slice_bytes / PIECE_BYTES + 2), sizeof(*loads->cuts));
+    if (!loads->cuts)
+        return error_set(ret_error, ENOMEM, "loads: out of memory");
+    for (uint32_t s = 0; s < loads->container->stripes; s++) {
+        struct range share = split(EXPERT_SLICES, s, loads->container->stripes);
+        for (uint32_t slice = share.first, end; slice < share.first + share.count; slice = end) {
+            end = (slice / slices_a_node + 1) * slices_a_node;
+            end = end < share.first + share.count ? end : share.first + share.count;
+            cut_stretch(loads, slice * slice_bytes, end * slice_bytes);
+        }
+    }
+    return 0;
+}
+
 int loads_open(struct loads *loads, struct error *ret_error)
 {
-    /* A node's stretch is cut into equal pieces, so that no small rest stands alone. */
-    uint32_t nodes = loads->placement->pool->nodes;
-    loads->stretch_bytes = loads->container->slice_bytes * (EXPERT_SLICES / nodes);
-    size_t least = (loads->stretch_bytes + PIECE_BYTES - 1) / PIECE_BYTES;
-    loads->piece_bytes = (loads->stretch_bytes / least + DISK_ALIGN - 1) / DISK_ALIGN * DISK_ALIGN;
-    loads->stretch_pieces = (uint32_t)((loads->stretch_bytes + loads->piece_bytes - 1) / loads->piece_bytes);
-    loads->pieces = loads->stretch_pieces * nodes;
+    int status = make_cuts(loads, ret_error);
+    if (status < 0)
+        return status;
     loads->verified = calloc(loads->placement->pool->expert_count, sizeof(*loads->verified));
     bool complete = loads->verified;
     for (uint32_t i = 0; i < MAX_LOADS; i++) {
-        loads->load[i].pieces = calloc((size_t)loads->pieces + EXPERT_SLICES, sizeof(struct piece));
+        loads->load[i].pieces = calloc((size_t)loads->cut_count + EXPERT_SLICES, sizeof(struct piece));
         complete = complete && loads->load[i].pieces;
     }
     if (!complete)
@@ -31,11 +55,27 @@ void loads_close(struct loads *loads)
     for (uint32_t i = 0; i < MAX_LOADS; i++)
         free(loads->load[i].pieces);
     free(loads->verified);
+    free(loads->cuts);
 }
 
-static const struct load_file *opened_file(const struct loads *loads, uint32_t expert)
+static const struct expert_layer *layer_of(const struct loads *loads, uint32_t expert)
 {
-    return &loads->files[expert / loads->container->config.experts];
+    return &loads->container->experts[expert / loads->container->config.experts];
+}
+
+static uint32_t stripe_of(const struct loads *loads, uint32_t slice)
+{
+    uint32_t stripe = 0;
+    while (slice >= split(EXPERT_SLICES, stripe + 1, loads->container->stripes).first &&
+           stripe + 1 < loads->container->stripes)
+        stripe++;
+    return stripe;
+}
+
+static const struct load_file *opened_file(const struct loads *loads, uint32_t expert, uint32_t stripe)
+{
+    const struct container *container = loads->container;
+    return &loads->files[expert / container->config.experts * container->stripes + stripe];
 }
 
 bool loads_has_room(const struct loads *loads, uint32_t expert, enum priority priority)
@@ -43,7 +83,14 @@ bool loads_has_room(const struct loads *loads, uint32_t expert, enum priority pr
     bool background = priority != PRIORITY_DEMAND;
     if (loads->active == MAX_LOADS || (background && loads->active >= MAX_GUESS_LOADS))
         return false;
-    return reader_has_room(loads->reader, opened_file(loads, expert)->drive, background);
+    /* One drive with room is enough for a demand; a guess keeps out of the way on all. */
+    bool any = false, all = true;
+    for (uint32_t s = 0; s < loads->container->stripes; s++) {
+        bool room = reader_has_room(loads->reader, opened_file(loads, expert, s)->drive, background);
+        any = any || room;
+        all = all && room;
+    }
+    return background ? all : any;
 }
 
 void notify_demanders(const struct requests *requests, uint32_t expert)
@@ -58,32 +105,21 @@ void notify_demanders(const struct requests *requests, uint32_t expert)
     }
 }
 
-static const struct expert_file *file_of(const struct loads *loads, uint32_t expert)
-{
-    return &loads->container->experts[expert / loads->container->config.experts];
-}
-
-/* The bytes of piece `index`, counted from the start of the blob. */
-static void piece_range(const struct loads *loads, uint32_t index, size_t *ret_first, size_t *ret_bytes)
-{
-    size_t within = index % loads->stretch_pieces * loads->piece_bytes, left = loads->stretch_bytes - within;
-    *ret_first = index / loads->stretch_pieces * loads->stretch_bytes + within;
-    *ret_bytes = left < loads->piece_bytes ? left : loads->piece_bytes;
-}
-
-/* Reads `bytes` from byte `first` of the blob on, within one node's stretch. */
+/* Reads `bytes` from byte `first` of the blob on, within one stripe and one node's stretch. */
 static void read_range(struct loads *loads, struct load *load, uint32_t index, size_t first, size_t bytes)
 {
     const struct container *container = loads->container;
-    uint32_t experts = container->config.experts, slice = (uint32_t)(first / container->slice_bytes);
-    const struct load_file *file = opened_file(loads, load->expert);
+    uint32_t slice = (uint32_t)(first / container->slice_bytes), stripe = stripe_of(loads, slice);
+    const struct expert_stripe *place = &layer_of(loads, load->expert)->stripes[stripe];
+    const struct load_file *file = opened_file(loads, load->expert, stripe);
     char *base = pool_slice(loads->placement->pool, load->ref.index, slice);
     struct piece *piece = &load->pieces[index];
     *piece = (struct piece){.read = {.fd = file->fd,
                                      .buffer = base + first % container->slice_bytes,
                                      .bytes = bytes,
                                      .buffer_place = buffers_find(loads->buffers, load->ref.index, slice),
-                                     .offset = file_of(loads, load->expert)->offsets[load->expert % experts] + first},
+                                     .offset = place->offsets[load->expert % container->config.experts] + first -
+                                               place->slices.first * container->slice_bytes},
                             .owner = load,
                             .index = index,
                             .drive = file->drive,
@@ -104,11 +140,8 @@ void loads_begin(struct loads *loads, uint32_t expert, struct slot_ref ref, enum
     loads->background += load->background;
     for (uint32_t s = 0; s < EXPERT_SLICES; s++)
         load->slice_left[s] = loads->container->slice_bytes;
-    for (uint32_t i = 0; i < loads->pieces; i++) {
-        size_t first, bytes;
-        piece_range(loads, i, &first, &bytes);
-        read_range(loads, load, i, first, bytes);
-    }
+    for (uint32_t i = 0; i < loads->cut_count; i++)
+        read_range(loads, load, i, loads->cuts[i].first, loads->cuts[i].bytes);
 }
 
 void loads_promote(struct loads *loads, uint32_t expert)
@@ -119,7 +152,8 @@ void loads_promote(struct loads *loads, uint32_t expert)
             continue;
         load->background = false;
         loads->background--;
-        reader_promote(loads->reader, opened_file(loads, expert)->drive, load);
+        for (uint32_t s = 0; s < loads->container->stripes; s++)
+            reader_promote(loads->reader, opened_file(loads, expert, s)->drive, load);
         return;
     }
 }
@@ -127,10 +161,11 @@ void loads_promote(struct loads *loads, uint32_t expert)
 static void log_damage(const struct loads *loads, const struct load *load, uint32_t slice, const char *reason,
                        const char *remedy)
 {
-    const struct expert_file *file = file_of(loads, load->expert);
+    const struct expert_layer *layer = layer_of(loads, load->expert);
     char line[1024];
-    snprintf(line, sizeof(line), "%s: expert %u of layer %u, slice %u: %s: %s", file->header.path,
-             load->expert % loads->container->config.experts, file->layer, slice, reason, remedy);
+    snprintf(line, sizeof(line), "%s: expert %u of layer %u, slice %u: %s: %s",
+             layer->stripes[stripe_of(loads, slice)].header.path, load->expert % loads->container->config.experts,
+             layer->layer, slice, reason, remedy);
     loads->log(line);
 }
 
@@ -213,34 +248,30 @@ static void finish_slice(struct loads *loads, struct load *load, uint32_t slice)
 {
     if (!must_verify(loads, load->expert, slice))
         return;
-    const struct expert_file *file = file_of(loads, load->expert);
     uint32_t expert = load->expert % loads->container->config.experts;
     struct verify_job *job = &load->jobs[slice];
     *job = (struct verify_job){.data = pool_slice(loads->placement->pool, load->ref.index, slice),
                                .bytes = loads->container->slice_bytes,
-                               .expected = file->checksums[expert * EXPERT_SLICES + slice],
+                               .expected = layer_of(loads, load->expert)->checksums[expert * EXPERT_SLICES + slice],
                                .owner = load,
                                .index = slice};
     load->verdicts_left++;
-    verifier_add(loads->verifiers[opened_file(loads, load->expert)->drive], job);
+    verifier_add(loads->verifiers[opened_file(loads, load->expert, stripe_of(loads, slice))->drive], job);
 }
 
-/* What a piece, numbered as loads_begin did, holds of the blob. */
-static void covered_range(const struct loads *loads, const struct piece *piece, size_t *ret_first, size_t *ret_bytes)
+/* What a piece holds of the blob. */
+static struct cut covered(const struct loads *loads, const struct piece *piece)
 {
-    if (piece->index < loads->pieces) {
-        piece_range(loads, piece->index, ret_first, ret_bytes);
-        return;
-    }
-    *ret_bytes = loads->container->slice_bytes;
-    *ret_first = (piece->index - loads->pieces) * *ret_bytes;
+    size_t bytes = loads->container->slice_bytes;
+    return piece->index < loads->cut_count ? loads->cuts[piece->index]
+                                           : (struct cut){(piece->index - loads->cut_count) * bytes, bytes};
 }
 
 void loads_piece_done(struct loads *loads, struct piece *piece)
 {
     struct load *load = piece->owner;
-    size_t slice_bytes = loads->container->slice_bytes, first, bytes;
-    covered_range(loads, piece, &first, &bytes);
+    struct cut cut = covered(loads, piece);
+    size_t slice_bytes = loads->container->slice_bytes, first = cut.first, bytes = cut.bytes;
     load->pieces_left--;
     if (piece->retried)
         atomic_fetch_add_explicit(&loads->control->iod.retries, 1, memory_order_relaxed);
@@ -265,7 +296,7 @@ static void read_slice_again(struct loads *loads, struct load *load, uint32_t sl
     load->read_again |= (uint8_t)(1u << slice);
     load->slice_left[slice] = loads->container->slice_bytes;
     atomic_fetch_add_explicit(&loads->control->iod.retries, 1, memory_order_relaxed);
-    read_range(loads, load, loads->pieces + slice, slice * loads->container->slice_bytes,
+    read_range(loads, load, loads->cut_count + slice, slice * loads->container->slice_bytes,
                loads->container->slice_bytes);
 }
 

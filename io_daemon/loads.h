@@ -23,8 +23,12 @@ struct load {
     size_t slice_left[EXPERT_SLICES]; /* bytes still to come */
     uint8_t read_again;               /* bit s: slice s is read once more, because its checksum differed */
     struct verify_job jobs[EXPERT_SLICES];
-    struct piece
-        *pieces; /* [nodes * stretch_pieces + EXPERT_SLICES]: at the end one for each slice that is read again */
+    struct piece *pieces; /* [cut_count + EXPERT_SLICES]: at the end one for each slice that is read again */
+};
+
+/* How an expert is cut: a piece lies in one stripe's file and in one node's region, and has at most PIECE_BYTES. */
+struct cut {
+    size_t first, bytes; /* counted from the start of the blob */
 };
 
 /* A file of experts, opened. */
@@ -41,13 +45,13 @@ struct loads {
     const struct buffers *buffers;
     struct verifier *const *verifiers; /* [drives] */
     struct control *control;
-    const struct load_file *files; /* [expert files] */
+    const struct load_file *files; /* [MoE layers][stripes] */
     enum verify_choice verify;
     void (*log)(const char *line);
-    uint8_t *verified;                 /* [experts] bit s: slice s was read and verified, and has not failed since */
-    size_t stretch_bytes, piece_bytes; /* of an expert: on one node, and in one piece */
-    uint32_t pieces, stretch_pieces;   /* of an expert; of that on one node */
-    uint32_t active, background;       /* loads; those nobody waits for */
+    uint8_t *verified; /* [experts] bit s: slice s was read and verified, and has not failed since */
+    struct cut *cuts;  /* [cut_count], of every expert */
+    uint32_t cut_count;
+    uint32_t active, background; /* loads; those nobody waits for */
     struct load load[MAX_LOADS];
 };
 

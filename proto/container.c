@@ -179,76 +179,95 @@ static int open_dense(const struct container *container, const char *name, const
 }
 
 /* Reads a small table of an expert file and holds it against the manifest. The caller frees *ret_table. */
-static int read_table(const struct expert_file *file, const json_t *tensors, const char *name, enum tensor_dtype dtype,
+static int read_table(const struct safetensors *file, const json_t *tensors, const char *name, enum tensor_dtype dtype,
                       uint32_t rows, uint32_t columns, void **ret_table, struct error *ret_error)
 {
-    const struct tensor *tensor = safetensors_find(&file->header, name);
+    const struct tensor *tensor = safetensors_find(file, name);
     if (!tensor || tensor->dtype != dtype || tensor->dims != 2 || tensor->shape[0] != rows ||
         tensor->shape[1] != columns)
-        return error_set(ret_error, EINVAL, "%s: tensor %s is not there as %s [%u, %u]: convert again",
-                         file->header.path, name, dtype_name(dtype), rows, columns);
+        return error_set(ret_error, EINVAL, "%s: tensor %s is not there as %s [%u, %u]: convert again", file->path,
+                         name, dtype_name(dtype), rows, columns);
     uint64_t expected;
     if (checksum_parse(json_object_get(tensors, name), &expected) < 0)
-        return error_set(ret_error, EINVAL, "%s: the manifest has no checksum of tensor %s: convert again",
-                         file->header.path, name);
+        return error_set(ret_error, EINVAL, "%s: the manifest has no checksum of tensor %s: convert again", file->path,
+                         name);
     _cleanup_free_ void *table = malloc(tensor->bytes);
     if (!table)
-        return error_set(ret_error, ENOMEM, "%s: no memory for tensor %s", file->header.path, name);
-    int status = read_tensor(&file->header, tensor, table, ret_error);
+        return error_set(ret_error, ENOMEM, "%s: no memory for tensor %s", file->path, name);
+    int status = read_tensor(file, tensor, table, ret_error);
     if (status < 0)
         return status;
     if (XXH3_64bits(table, tensor->bytes) != expected)
         return error_set(ret_error, EINVAL,
                          "%s: tensor %s is damaged (checksum differs): fetch this file again or convert again",
-                         file->header.path, name);
+                         file->path, name);
     *ret_table = take_pointer(table);
     return 0;
 }
 
-/* The place of every blob of the layer. */
-static int find_blobs(const struct container *container, struct expert_file *file, struct error *ret_error)
+/* The place of every expert in a stripe. */
+static int find_blobs(const struct container *container, uint32_t layer, struct expert_stripe *stripe,
+                      struct error *ret_error)
 {
     uint32_t experts = container->config.experts;
-    file->offsets = calloc(experts, sizeof file->offsets[0]);
-    if (!file->offsets)
-        return error_set(ret_error, ENOMEM, "%s: no memory", file->header.path);
+    stripe->offsets = calloc(experts, sizeof stripe->offsets[0]);
+    if (!stripe->offsets)
+        return error_set(ret_error, ENOMEM, "%s: no memory", stripe->header.path);
     for (uint32_t e = 0; e < experts; e++) {
         char name[TENSOR_NAME_MAX];
-        snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u", file->layer, e);
-        const struct tensor *tensor = safetensors_find(&file->header, name);
-        if (!tensor || tensor->dtype != DTYPE_U8 || tensor->dims != 2 || tensor->shape[0] != EXPERT_SLICES ||
+        snprintf(name, sizeof name, "model.layers.%u.mlp.experts.%u", layer, e);
+        const struct tensor *tensor = safetensors_find(&stripe->header, name);
+        if (!tensor || tensor->dtype != DTYPE_U8 || tensor->dims != 2 || tensor->shape[0] != stripe->slices.count ||
             tensor->shape[1] != container->slice_bytes || tensor->offset % DISK_ALIGN != 0)
             return error_set(ret_error, EINVAL,
                              "%s: tensor %s is not there as U8 [%u, %zu] on a multiple of %u: convert again",
-                             file->header.path, name, EXPERT_SLICES, container->slice_bytes, DISK_ALIGN);
-        file->offsets[e] = tensor->offset;
+                             stripe->header.path, name, stripe->slices.count, container->slice_bytes, DISK_ALIGN);
+        stripe->offsets[e] = tensor->offset;
     }
     return 0;
 }
 
-static int open_experts(const struct container *container, uint32_t layer, const char *name, const json_t *entry,
-                        struct expert_file *ret_file, struct error *ret_error)
+/* The tables stand in the first stripe. */
+static int read_tables(const struct container *container, const json_t *entry, struct expert_layer *layer,
+                       struct error *ret_error)
 {
-    int status = open_file(container, name, entry, &ret_file->header, ret_error);
-    if (status < 0)
-        return status;
-    ret_file->layer = layer;
-    uint32_t experts = container->config.experts;
+    const struct safetensors *file = &layer->stripes[0].header;
     const json_t *tensors = json_object_get(entry, "tensors");
+    uint32_t experts = container->config.experts;
     void *checksums = NULL, *exponents = NULL;
-    status = find_blobs(container, ret_file, ret_error);
+    int status =
+        read_table(file, tensors, "experts.checksums", DTYPE_U64, experts, EXPERT_SLICES, &checksums, ret_error);
     if (status == 0)
-        status = read_table(ret_file, tensors, "experts.checksums", DTYPE_U64, experts, EXPERT_SLICES, &checksums,
-                            ret_error);
-    if (status == 0)
-        status = read_table(ret_file, tensors, "experts.exponents", DTYPE_I32, experts, EXPERT_MATRICES, &exponents,
-                            ret_error);
-    ret_file->checksums = checksums;
-    ret_file->exponents = exponents;
+        status =
+            read_table(file, tensors, "experts.exponents", DTYPE_I32, experts, EXPERT_MATRICES, &exponents, ret_error);
+    layer->checksums = checksums;
+    layer->exponents = exponents;
     for (uint32_t i = 0; status == 0 && i < experts * EXPERT_MATRICES; i++) {
-        if (ret_file->exponents[i] < -EXPONENT_LIMIT || ret_file->exponents[i] > EXPONENT_LIMIT)
+        if (layer->exponents[i] < -EXPONENT_LIMIT || layer->exponents[i] > EXPONENT_LIMIT)
             status = error_set(ret_error, EINVAL, "%s: tensor experts.exponents holds %d for expert %u: convert again",
-                               ret_file->header.path, ret_file->exponents[i], i / EXPERT_MATRICES);
+                               file->path, layer->exponents[i], i / EXPERT_MATRICES);
+    }
+    return status;
+}
+
+static int open_experts(const struct container *container, const json_t *files, struct expert_layer *layer,
+                        struct error *ret_error)
+{
+    int status = 0;
+    for (uint32_t s = 0; status == 0 && s < container->stripes; s++) {
+        struct expert_stripe *stripe = &layer->stripes[s];
+        char name[64];
+        snprintf(name, sizeof name, CONTAINER_EXPERTS_NAME, s, layer->layer);
+        const json_t *entry = json_object_get(files, name);
+        if (!entry)
+            return error_set(ret_error, EINVAL, "%s/%s: lists no %s: convert again", container->path,
+                             CONTAINER_MANIFEST, name);
+        stripe->slices = split(EXPERT_SLICES, s, container->stripes);
+        status = open_file(container, name, entry, &stripe->header, ret_error);
+        if (status == 0)
+            status = find_blobs(container, layer->layer, stripe, ret_error);
+        if (status == 0 && s == 0)
+            status = read_tables(container, entry, layer, ret_error);
     }
     return status;
 }
@@ -291,19 +310,15 @@ static int open_all_experts(struct container *container, const json_t *files, st
         int index = model_moe_index(&container->config, layer);
         if (index < 0)
             continue;
-        char name[64];
-        snprintf(name, sizeof name, CONTAINER_EXPERTS_NAME, layer);
-        const json_t *entry = json_object_get(files, name);
-        if (!entry)
-            return error_set(ret_error, EINVAL, "%s/%s: lists no %s: convert again", container->path,
-                             CONTAINER_MANIFEST, name);
-        int status = open_experts(container, layer, name, entry, &container->experts[index], ret_error);
+        container->experts[index].layer = layer;
+        int status = open_experts(container, files, &container->experts[index], ret_error);
         if (status < 0)
             return status;
     }
-    if (json_object_size(files) != container->dense_count + count)
+    size_t expected = container->dense_count + (size_t)count * container->stripes;
+    if (json_object_size(files) != expected)
         return error_set(ret_error, EINVAL, "%s/%s: lists %zu files, its configuration has %zu: convert again",
-                         container->path, CONTAINER_MANIFEST, json_object_size(files), container->dense_count + count);
+                         container->path, CONTAINER_MANIFEST, json_object_size(files), expected);
     return 0;
 }
 
@@ -340,10 +355,12 @@ static int parse_manifest(const char *path, const json_t *manifest, struct conta
                          path);
     container->identity = computed;
     status = require_version(path, manifest, "slices", EXPERT_SLICES, ret_error);
-    if (status == 0)
-        status = require_version(path, manifest, "stripes", 1, ret_error);
     if (status < 0)
         return status;
+    json_int_t stripes = json_integer_value(json_object_get(manifest, "stripes"));
+    if (stripes < 1 || stripes > (json_int_t)EXPERT_SLICES)
+        return error_set(ret_error, EINVAL, "%s: stripes is missing or not from 1 to %u", path, EXPERT_SLICES);
+    container->stripes = (uint32_t)stripes;
 
     container->dense_format = weight_format_parse(json_string_value(json_object_get(manifest, "dense_format")));
     container->expert_format = weight_format_parse(json_string_value(json_object_get(manifest, "expert_format")));
@@ -434,8 +451,10 @@ void container_close(struct container *container)
         free(container->dense[i].checksums);
     }
     for (size_t i = 0; i < container->expert_count; i++) {
-        safetensors_close(&container->experts[i].header);
-        free(container->experts[i].offsets);
+        for (uint32_t s = 0; s < container->stripes; s++) {
+            safetensors_close(&container->experts[i].stripes[s].header);
+            free(container->experts[i].stripes[s].offsets);
+        }
         free(container->experts[i].checksums);
         free(container->experts[i].exponents);
     }

@@ -22,10 +22,12 @@
  *   alignment (quanta, scales, the rest), the file is padded to 4096 by a last U8 tensor `padding` where needed.
  *   Files hold at most some 4 GiB.
  *
- * experts-0-<layer, 5 digits>.safetensors: one MoE layer (the MTP layer's too):
- *   model.layers.L.mlp.experts.E     U8 [8, slice_bytes]   E ascending, 4096-aligned
- *   experts.checksums                U64 [experts, 8]      XXH3 of each slice
- *   experts.exponents                I32 [experts, 3]      gate, up, down
+ * experts-<stripe>-<layer, 5 digits>.safetensors: one MoE layer (the MTP layer's too). Stripe s of S holds the slices
+ * split(8, s, S) of every expert, so that an expert streams from S drives at once; the files of the stripes but the first
+ * stand in folders of their own, and the container's folder has symbolic links to them.
+ *   model.layers.L.mlp.experts.E     U8 [slices of the stripe, slice_bytes]   E ascending, 4096-aligned
+ *   experts.checksums                U64 [experts, 8]      XXH3 of each slice         } in the
+ *   experts.exponents                I32 [experts, 3]      gate, up, down             } first stripe
  *   padding                          U8                    to a multiple of 4096
  */
 #pragma once
@@ -39,19 +41,25 @@
 
 #define CONTAINER_FORMAT 1
 #define CONTAINER_NUMERICS 1
-#define CONTAINER_EXPERTS_NAME "experts-0-%05" PRIu32 ".safetensors" /* of a layer */
+#define CONTAINER_EXPERTS_NAME "experts-%" PRIu32 "-%05" PRIu32 ".safetensors" /* of a stripe and a layer */
 
 struct dense_file {
     struct safetensors header;
     uint64_t *checksums; /* [header.count], XXH3 of each tensor's data, in the header's order */
 };
 
-struct expert_file {
+/* The slices of one stripe, of all experts of a layer. */
+struct expert_stripe {
     struct safetensors header;
+    struct range slices; /* which of the 8 */
+    uint64_t *offsets;   /* [experts] of their first byte in the file, 4096-aligned, checked */
+};
+
+struct expert_layer {
     uint32_t layer;
-    uint64_t *offsets;   /* [experts] of each blob in the file, 4096-aligned, checked */
-    uint64_t *checksums; /* [experts][8], read from the file and held against the manifest */
-    int32_t *exponents;  /* [experts][3] */
+    struct expert_stripe stripes[EXPERT_SLICES]; /* [container.stripes] */
+    uint64_t *checksums;                         /* [experts][8], read from the file and held against the manifest */
+    int32_t *exponents;                          /* [experts][3] */
 };
 
 struct container {
@@ -61,10 +69,11 @@ struct container {
     enum weight_format dense_format, expert_format;
     struct expert_shape expert_shape;
     size_t slice_bytes;
+    uint32_t stripes; /* 1 to 8 */
     size_t dense_count;
     struct dense_file *dense;
     size_t expert_count; /* = number of MoE layers, ascending by layer */
-    struct expert_file *experts;
+    struct expert_layer *experts;
 };
 
 /* Opens a container and checks everything but the bulk data: manifest checksum, formats, every file's length and

@@ -19,8 +19,8 @@
 #define MOST_LOADS 256u
 
 struct blob {
-    uint32_t file;
-    uint64_t offset;
+    uint32_t file;                   /* of its first stripe; the others' follow */
+    uint64_t offsets[EXPERT_SLICES]; /* [stripes] */
 };
 
 struct drive_bench {
@@ -31,7 +31,9 @@ struct drive_bench {
     struct container *container; /* NULL: a scratch file */
     int *files;
     size_t file_count;
-    struct blob *blobs; /* in the order in which they are read */
+    uint32_t stripes;                     /* files that a blob is spread over */
+    uint64_t stripe_bytes[EXPERT_SLICES]; /* of a blob */
+    struct blob *blobs;                   /* in the order in which they are read */
     size_t blob_count, next;
 };
 
@@ -151,14 +153,23 @@ static int open_container(struct drive_bench *drive, const struct drive_bench_op
     const struct container *container = drive->container;
     uint32_t experts = container->config.experts;
     drive->facts.blob_bytes = EXPERT_SLICES * container->slice_bytes;
-    drive->files = calloc(container->expert_count + 1, sizeof *drive->files);
+    drive->stripes = container->stripes;
+    for (uint32_t s = 0; s < container->stripes; s++)
+        drive->stripe_bytes[s] = split(EXPERT_SLICES, s, container->stripes).count * container->slice_bytes;
+    drive->files = calloc(container->expert_count * container->stripes + 1, sizeof *drive->files);
     drive->blobs = calloc(container->expert_count * experts + 1, sizeof *drive->blobs);
     if (!drive->files || !drive->blobs)
         return error_set(ret_error, ENOMEM, "%s: no memory", options->path);
     for (uint32_t f = 0; status == 0 && f < container->expert_count; f++) {
-        status = open_file(drive, container->experts[f].header.path, options->buffered, ret_error);
-        for (uint32_t e = 0; e < experts; e++)
-            drive->blobs[drive->blob_count++] = (struct blob){f, container->experts[f].offsets[e]};
+        const struct expert_layer *layer = &container->experts[f];
+        for (uint32_t s = 0; status == 0 && s < container->stripes; s++)
+            status = open_file(drive, layer->stripes[s].header.path, options->buffered, ret_error);
+        for (uint32_t e = 0; e < experts; e++) {
+            struct blob *blob = &drive->blobs[drive->blob_count++];
+            blob->file = f * container->stripes;
+            for (uint32_t s = 0; s < container->stripes; s++)
+                blob->offsets[s] = layer->stripes[s].offsets[e];
+        }
     }
     if (status == 0 && drive->blob_count == 0)
         status = error_set(ret_error, EINVAL, "%s: has no experts; give a folder on the drive instead", options->path);
@@ -168,6 +179,8 @@ static int open_container(struct drive_bench *drive, const struct drive_bench_op
 static int open_scratch(struct drive_bench *drive, const struct drive_bench_options *options, struct error *ret_error)
 {
     drive->facts.blob_bytes = DRIVE_BLOB_BYTES;
+    drive->stripes = 1;
+    drive->stripe_bytes[0] = DRIVE_BLOB_BYTES;
     size_t count = options->scratch_bytes / DRIVE_BLOB_BYTES;
     if (count == 0)
         return error_set(ret_error, EINVAL, "--size must be at least one blob of %u bytes", DRIVE_BLOB_BYTES);
@@ -182,7 +195,7 @@ static int open_scratch(struct drive_bench *drive, const struct drive_bench_opti
     if (status == 0)
         status = open_file(drive, path, options->buffered, ret_error);
     for (size_t b = 0; b < count; b++)
-        drive->blobs[drive->blob_count++] = (struct blob){0, (uint64_t)b * DRIVE_BLOB_BYTES};
+        drive->blobs[drive->blob_count++] = (struct blob){0, {(uint64_t)b * DRIVE_BLOB_BYTES}};
     return status;
 }
 
@@ -324,8 +337,10 @@ static int open_run(struct run *run, const struct drive_setting *setting, struct
     const struct drive_bench *drive = run->drive;
     uint64_t blob = drive->facts.blob_bytes;
     run->piece_bytes = drive_bench_piece_bytes(drive, setting->block);
-    run->pieces = (uint32_t)((blob + run->piece_bytes - 1) / run->piece_bytes);
-    uint64_t loads = run->depth / blob + 2, reads = (run->depth + run->piece_bytes - 1) / run->piece_bytes;
+    for (uint32_t s = 0; s < drive->stripes; s++)
+        run->pieces += (uint32_t)((drive->stripe_bytes[s] + run->piece_bytes - 1) / run->piece_bytes);
+    uint64_t loads = run->depth * drive->stripes / blob + 2,
+             reads = (run->depth + run->piece_bytes - 1) / run->piece_bytes;
     run->load_count = (uint32_t)(loads < MOST_LOADS ? loads : MOST_LOADS);
     reads = reads < MOST_READS ? reads : MOST_READS;
     int status = tool_reader_open(drive->io, -1, run->depth, (uint32_t)reads, &run->reader, ret_error);
@@ -352,15 +367,21 @@ static void begin_load(struct run *run, struct load *load)
     const struct blob *blob = &drive->blobs[drive->next];
     drive->next = (drive->next + 1) % drive->blob_count;
     load->left = run->pieces;
-    for (uint32_t i = 0; i < run->pieces; i++) {
-        uint64_t at = i * run->piece_bytes, left = drive->facts.blob_bytes - at;
-        load->pieces[i] = (struct piece){.read = {.fd = drive->files[blob->file],
-                                                  .buffer = load->memory + at,
-                                                  .bytes = left < run->piece_bytes ? left : run->piece_bytes,
-                                                  .offset = blob->offset + at},
-                                         .owner = load,
-                                         .index = blob->file};
-        reader_add(&run->reader.reader, &load->pieces[i]);
+    struct piece *piece = load->pieces;
+    char *memory = load->memory;
+    for (uint32_t s = 0; s < drive->stripes; s++) {
+        for (uint64_t at = 0; at < drive->stripe_bytes[s]; at += run->piece_bytes, piece++) {
+            uint64_t left = drive->stripe_bytes[s] - at;
+            *piece = (struct piece){.read = {.fd = drive->files[blob->file + s],
+                                             .buffer = memory + at,
+                                             .bytes = left < run->piece_bytes ? left : run->piece_bytes,
+                                             .offset = blob->offsets[s] + at},
+                                    .owner = load,
+                                    .index = blob->file + s,
+                                    .drive = (uint8_t)(s % READER_DRIVES)};
+            reader_add(&run->reader.reader, piece);
+        }
+        memory += drive->stripe_bytes[s];
     }
 }
 
@@ -375,7 +396,11 @@ static void begin_loads(struct run *run)
 
 static int read_failed(const struct drive_bench *drive, const struct piece *piece, struct error *ret_error)
 {
-    const char *path = drive->container ? drive->container->experts[piece->index].header.path : drive->path;
+    const struct container *container = drive->container;
+    const char *path = container ? container->experts[piece->index / container->stripes]
+                                       .stripes[piece->index % container->stripes]
+                                       .header.path
+                                 : drive->path;
     return error_set(ret_error, -piece->status, "%s: cannot be read at byte %llu: %s: check the drive (dmesg)", path,
                      (unsigned long long)piece->read.offset,
                      piece->status == -ENODATA ? "the file is truncated" : strerror(-piece->status));

@@ -10,7 +10,7 @@
 
 #define JOBS_MAX 1024u
 
-enum { FLAG_EXPERTS, FLAG_DENSE, FLAG_QK_NORM_EPS, FLAG_JOBS, FLAG_PLAN, FLAG_JSON };
+enum { FLAG_EXPERTS, FLAG_DENSE, FLAG_QK_NORM_EPS, FLAG_JOBS, FLAG_STRIPE, FLAG_PLAN, FLAG_JSON };
 
 static const struct flag flags[] = {
     [FLAG_EXPERTS] = {"--experts", NULL, "int4|int8", "format of the experts, the MTP layer's too (default int4)"},
@@ -19,6 +19,7 @@ static const struct flag flags[] = {
     [FLAG_QK_NORM_EPS] = {"--qk-norm-eps", NULL, "X",
                           "epsilon of the norms behind q_a_proj and kv_a_proj (default 1e-6)"},
     [FLAG_JOBS] = {"--jobs", NULL, "N", "threads (default: the CPUs that this process may use)"},
+    [FLAG_STRIPE] = {"--stripe", NULL, "DIR", "a folder on another drive for its share of every expert (repeatable)"},
     [FLAG_PLAN] = {"--plan", NULL, NULL, "print sizes and formats, write nothing (DST may be left out)"},
     [FLAG_JSON] = {"--json", NULL, NULL, "print the result as JSON"},
     {NULL, NULL, NULL, NULL},
@@ -46,7 +47,8 @@ static int parse_format(const struct arguments *arguments, size_t flag, enum wei
                        : usage_error("convert", "%s %s is not a format, it is int4 or int8", flags[flag].name, value);
 }
 
-static int parse_options(const struct arguments *arguments, struct plan_options *ret_options, unsigned *ret_jobs)
+static int parse_options(const struct arguments *arguments, struct plan_options *ret_options, const char **ret_paths,
+                         unsigned *ret_jobs)
 {
     *ret_options = (struct plan_options){.experts = WEIGHT_INT4, .dense = WEIGHT_INT8, .qk_norm_eps = 1e-6};
     uint64_t jobs = progress_usable_cpus();
@@ -60,7 +62,7 @@ static int parse_options(const struct arguments *arguments, struct plan_options 
     if (status == 0 && arguments->operand_count < 2 && !arguments->values[FLAG_PLAN])
         status = usage_error("convert", "DST is missing: calypte convert SRC DST");
     *ret_jobs = (unsigned)jobs;
-    return status;
+    return status == 0 ? progress_paths(arguments, "convert", FLAG_STRIPE, ret_paths, &ret_options->stripes) : status;
 }
 
 /* At most a few of the notes: a checkpoint may hold thousands of tensors of one kind that are not needed. */
@@ -77,11 +79,12 @@ int cmd_convert(int argc, char **argv)
 {
     struct arguments arguments;
     struct plan_options options;
+    const char *paths[EXPERT_SLICES];
     unsigned jobs;
     int status = arguments_parse(&syntax, argc, argv, &arguments);
     if (status != ARGUMENTS_GO_ON)
         return status;
-    status = parse_options(&arguments, &options, &jobs);
+    status = parse_options(&arguments, &options, paths, &jobs);
     if (status != 0)
         return status;
     struct error error = {{0}};
@@ -92,7 +95,7 @@ int cmd_convert(int argc, char **argv)
         return usage_failed("convert", "%s", error.text);
     print_notes(&checkpoint);
     if (!arguments.values[FLAG_PLAN])
-        return progress_run("convert", &plan, arguments.operands[1], jobs, arguments.values[FLAG_JSON] != NULL);
+        return progress_run("convert", &plan, paths, jobs, arguments.values[FLAG_JSON] != NULL);
     report_plan(&plan, arguments.values[FLAG_JSON] != NULL, stdout);
     return EXIT_DONE;
 }

@@ -116,7 +116,8 @@ static int info_container(const char *path, bool json, struct error *ret_error)
                 report_read_each_token(&container->config, header->tensors[i].name) ? header->tensors[i].bytes : 0;
     }
     for (size_t f = 0; f < container->expert_count; f++)
-        facts.expert_bytes += container->experts[f].header.file_bytes;
+        for (uint32_t s = 0; s < container->stripes; s++)
+            facts.expert_bytes += container->experts[f].stripes[s].header.file_bytes;
     print_facts("container", path, &facts, json);
     container_close(container);
     return 0;

@@ -7,7 +7,7 @@
 
 #define JOBS_MAX 1024u
 
-enum { FLAG_LIKE, FLAG_LAYERS, FLAG_DENSE, FLAG_EXPERTS, FLAG_MTP, FLAG_SEED, FLAG_JOBS, FLAG_JSON };
+enum { FLAG_LIKE, FLAG_LAYERS, FLAG_DENSE, FLAG_EXPERTS, FLAG_MTP, FLAG_SEED, FLAG_JOBS, FLAG_STRIPE, FLAG_JSON };
 
 static const struct flag flags[] = {
     [FLAG_LIKE] = {"--like", NULL, "CONFIG", "the shapes: glm-5.2, olmoe, or the path of a config.json"},
@@ -17,6 +17,7 @@ static const struct flag flags[] = {
     [FLAG_MTP] = {"--mtp", NULL, NULL, "with the MTP layer"},
     [FLAG_SEED] = {"--seed", NULL, "N", "the same seed gives the same bytes (default 0)"},
     [FLAG_JOBS] = {"--jobs", NULL, "N", "threads (default: the CPUs that this process may use)"},
+    [FLAG_STRIPE] = {"--stripe", NULL, "DIR", "a folder on another drive for its share of every expert (repeatable)"},
     [FLAG_JSON] = {"--json", NULL, NULL, "print the result as JSON"},
     {NULL, NULL, NULL, NULL},
 };
@@ -76,9 +77,13 @@ int cmd_synth(int argc, char **argv)
         return status;
     struct error error = {{0}};
     struct plan_options formats = {.experts = WEIGHT_INT4, .dense = WEIGHT_INT8};
+    const char *paths[EXPERT_SLICES];
+    status = progress_paths(&arguments, "synth", FLAG_STRIPE, paths, &formats.stripes);
+    if (status != 0)
+        return status;
     _cleanup_(checkpoint_close) struct checkpoint checkpoint = {0};
     _cleanup_(plan_free) struct plan plan = {0};
     if (synth_checkpoint(&options, &checkpoint, &error) < 0 || plan_make(&checkpoint, &formats, &plan, &error) < 0)
         return usage_failed("synth", "%s", error.text);
-    return progress_run("synth", &plan, arguments.operands[0], jobs, arguments.values[FLAG_JSON] != NULL);
+    return progress_run("synth", &plan, paths, jobs, arguments.values[FLAG_JSON] != NULL);
 }

@@ -25,15 +25,17 @@
 const char *const convert_copied[] = {"tokenizer.json", "tokenizer_config.json", "generation_config.json",
                                       "chat_template.jinja", NULL};
 
+/* The container's folder and those of the other stripes, all locked. */
 struct destination {
-    const char *path;
-    int fd;       /* of the folder, locked */
-    bool created; /* by this run */
+    uint32_t count;
+    struct write_folder folders[EXPERT_SLICES];
+    bool created[EXPERT_SLICES]; /* by this run */
 };
 
 static void destination_close(struct destination *destination)
 {
-    close_fdp(&destination->fd);
+    for (uint32_t i = 0; i < destination->count; i++)
+        close_fdp(&destination->folders[i].fd);
 }
 
 /* The source is never written to, so the destination must not lie in it. Asked before the destination is made: then
@@ -51,41 +53,52 @@ static int check_outside(const char *source, const char *destination, struct err
     return 0;
 }
 
-static int destination_open(const struct checkpoint *source, const char *path, struct destination *ret_destination,
-                            struct error *ret_error)
+static int open_folder(const struct checkpoint *source, const char *path, int *ret_fd, bool *ret_created,
+                       struct error *ret_error)
 {
-    struct destination destination = {.path = path, .fd = -1};
     int status = source->synthetic ? 0 : check_outside(source->path, path, ret_error);
     if (status < 0)
         return status;
     if (mkdir(path, 0755) == 0)
-        destination.created = true;
+        *ret_created = true;
     else if (errno != EEXIST)
         return error_set(ret_error, errno, "%s: cannot create this folder: %s; %s", path, strerror(errno),
                          errno == ENOENT ? "create the folder that it shall stand in"
                                          : "choose a folder that can be written to");
-    destination.fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (destination.fd < 0)
+    *ret_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*ret_fd < 0)
         return error_set(ret_error, errno, "%s: %s%s", path, strerror(errno),
                          errno == ENOTDIR ? "; name a new or an empty folder" : "");
     /* Some network file systems refuse locks; there a second conversion is the user's own doing. */
-    if (flock(destination.fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
-        close(destination.fd);
+    if (flock(*ret_fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK)
         return error_set(ret_error, EWOULDBLOCK,
-                         "%s: another conversion is writing there: wait for it or choose another folder", path);
-    }
-    *ret_destination = destination;
+                         "%s: another conversion is writing there, or this one twice: wait for it or choose another "
+                         "folder",
+                         path);
     return 0;
 }
 
-static bool exists(const struct destination *destination, const char *name)
+static int destination_open(const struct plan *plan, const char *const *paths, struct destination *destination,
+                            struct error *ret_error)
+{
+    int status = 0;
+    for (uint32_t i = 0; status == 0 && i < plan->options.stripes; i++) {
+        destination->folders[i] = (struct write_folder){.path = paths[i], .fd = -1};
+        destination->count++;
+        status =
+            open_folder(plan->checkpoint, paths[i], &destination->folders[i].fd, &destination->created[i], ret_error);
+    }
+    return status;
+}
+
+static bool exists(const struct write_folder *folder, const char *name)
 {
     struct stat facts;
-    return fstatat(destination->fd, name, &facts, AT_SYMLINK_NOFOLLOW) == 0;
+    return fstatat(folder->fd, name, &facts, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 /* A folder with something else in it is left alone. */
-static int check_empty(const struct destination *destination, struct error *ret_error)
+static int check_empty(const struct write_folder *destination, struct error *ret_error)
 {
     int fd = openat(destination->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *folder = fd < 0 ? NULL : fdopendir(fd);
@@ -117,12 +130,16 @@ static int fingerprint(const struct plan *plan, bool times, uint64_t *ret_hash, 
              PRODUCER, CONTAINER_FORMAT, CONTAINER_NUMERICS, (unsigned long long)checkpoint,
              weight_format_name(plan->options.experts), weight_format_name(plan->options.dense),
              (double)plan->config.qk_norm_eps);
+    if (plan->options.stripes > 1) {
+        size_t length = strlen(text);
+        snprintf(text + length, sizeof text - length, " stripes %u", plan->options.stripes);
+    }
     *ret_hash = XXH3_64bits(text, strlen(text));
     return 0;
 }
 
 /* A finished container stands at the destination: is it this conversion's, and whole as far as can be seen at once? */
-static int check_finished(const struct plan *plan, const struct destination *destination, struct error *ret_error)
+static int check_finished(const struct plan *plan, const struct write_folder *destination, struct error *ret_error)
 {
     struct container *container;
     int status = container_open(destination->path, &container, ret_error);
@@ -155,16 +172,19 @@ static int check_finished(const struct plan *plan, const struct destination *des
 /* Temporary names of an earlier run, and the journal when `all`. */
 static void remove_leftovers(const struct plan *plan, const struct destination *destination, bool all)
 {
-    for (size_t i = 0; i < plan->file_count; i++)
-        output_remove_leftover(destination->fd, plan->files[i].name);
+    int fd = destination->folders[0].fd;
+    for (size_t i = 0; i < plan->file_count; i++) {
+        output_remove_leftover(fd, plan->files[i].name);
+        output_remove_leftover(destination->folders[plan->files[i].stripe].fd, plan->files[i].name);
+    }
     for (size_t i = 0; convert_copied[i]; i++)
-        output_remove_leftover(destination->fd, convert_copied[i]);
-    output_remove_leftover(destination->fd, CONTAINER_MANIFEST);
+        output_remove_leftover(fd, convert_copied[i]);
+    output_remove_leftover(fd, CONTAINER_MANIFEST);
     if (all)
-        unlinkat(destination->fd, JOURNAL_NAME, 0);
+        unlinkat(fd, JOURNAL_NAME, 0);
 }
 
-static int check_space(const struct destination *destination, uint64_t needed, struct error *ret_error)
+static int check_space(const struct write_folder *destination, uint64_t needed, struct error *ret_error)
 {
     struct statvfs facts;
     if (fstatvfs(destination->fd, &facts) < 0)
@@ -188,13 +208,19 @@ static int check_space(const struct destination *destination, uint64_t needed, s
 static int keep_finished(const struct write_context *context, const struct journal *journal, json_t **kept,
                          struct error *ret_error)
 {
-    for (size_t i = 0; i < context->plan->file_count; i++) {
-        const struct plan_file *file = &context->plan->files[i];
-        json_t *entry = json_object_get(journal->entries, file->name);
-        if (!entry)
+    const struct plan *plan = context->plan;
+    for (size_t i = 0; i < plan->file_count; i += write_group(plan, &plan->files[i])) {
+        const struct plan_file *file = &plan->files[i];
+        uint32_t count = write_group(plan, file), known = 0;
+        json_t *entries[EXPERT_SLICES];
+        for (uint32_t s = 0; s < count; s++) {
+            entries[s] = json_object_get(journal->entries, file[s].name);
+            known += entries[s] != NULL;
+        }
+        if (known < count)
             continue;
         bool good;
-        int status = verify_file(context, file, entry, &good, ret_error);
+        int status = verify_files(context, file, entries, &good, ret_error);
         if (status < 0)
             return status;
         char line[160];
@@ -202,28 +228,29 @@ static int keep_finished(const struct write_context *context, const struct journ
                  good ? "%s: finished by an earlier run, kept" : "%s: changed since an earlier run, made again",
                  file->name);
         context->watch->note(context->watch, line);
-        if (good)
-            kept[i] = json_incref(entry);
+        for (uint32_t s = 0; good && s < count; s++)
+            kept[i + s] = json_incref(entries[s]);
     }
     return 0;
 }
 
-static int write_files(const struct write_context *context, struct journal *journal, json_t **entries,
-                       struct error *ret_error)
+static int write_all(const struct write_context *context, struct journal *journal, json_t **entries,
+                     struct error *ret_error)
 {
-    for (size_t i = 0; i < context->plan->file_count; i++) {
-        const struct plan_file *file = &context->plan->files[i];
+    const struct plan *plan = context->plan;
+    for (size_t i = 0; i < plan->file_count; i += write_group(plan, &plan->files[i])) {
+        const struct plan_file *file = &plan->files[i];
         if (entries[i])
             continue;
-        int status = write_file(context, file, &entries[i], ret_error);
-        if (status == 0)
-            status = journal_add(journal, file->name, entries[i], ret_error);
+        int status = write_files(context, file, &entries[i], ret_error);
+        for (uint32_t s = 0; status == 0 && s < write_group(plan, file); s++)
+            status = journal_add(journal, file[s].name, entries[i + s], ret_error);
         if (status < 0)
             return status;
     }
-    for (size_t i = 0; !context->plan->checkpoint->synthetic && convert_copied[i]; i++) {
-        int status = output_copy(context->folder_fd, context->folder, convert_copied[i],
-                                 context->plan->checkpoint->path, ret_error);
+    for (size_t i = 0; !plan->checkpoint->synthetic && convert_copied[i]; i++) {
+        int status = output_copy(context->folders[0].fd, context->folders[0].path, convert_copied[i],
+                                 plan->checkpoint->path, ret_error);
         if (status < 0 && status != -ENOENT)
             return status;
     }
@@ -247,19 +274,19 @@ static int write_manifest(const struct write_context *context, json_t *const *en
     json_auto_t *files = json_object();
     for (size_t i = 0; i < plan->file_count; i++)
         json_object_set(files, plan->files[i].name, entries[i]);
-    json_auto_t *manifest = json_pack("{s:i, s:i, s:s, s:s, s:O, s:O?, s:f, s:s, s:s, s:i, s:i, s:I, s:O}", "format",
-                                      CONTAINER_FORMAT, "numerics", CONTAINER_NUMERICS, "producer", PRODUCER, "source",
-                                      source, "config", checkpoint->config, "generation", checkpoint->generation,
-                                      "qk_norm_eps", plan->options.qk_norm_eps == 0 ? 1e-6 : plan->options.qk_norm_eps,
-                                      "dense_format", weight_format_name(plan->options.dense), "expert_format",
-                                      weight_format_name(plan->options.experts), "slices", (int)EXPERT_SLICES,
-                                      "stripes", 1, "slice_bytes", (json_int_t)plan->slice_bytes, "files", files);
+    json_auto_t *manifest = json_pack(
+        "{s:i, s:i, s:s, s:s, s:O, s:O?, s:f, s:s, s:s, s:i, s:i, s:I, s:O}", "format", CONTAINER_FORMAT, "numerics",
+        CONTAINER_NUMERICS, "producer", PRODUCER, "source", source, "config", checkpoint->config, "generation",
+        checkpoint->generation, "qk_norm_eps", plan->options.qk_norm_eps == 0 ? 1e-6 : plan->options.qk_norm_eps,
+        "dense_format", weight_format_name(plan->options.dense), "expert_format",
+        weight_format_name(plan->options.experts), "slices", (int)EXPERT_SLICES, "stripes", (int)plan->options.stripes,
+        "slice_bytes", (json_int_t)plan->slice_bytes, "files", files);
     uint64_t hash;
     int status = fingerprint(plan, false, &hash, ret_error);
     if (status < 0)
         return status;
     if (!manifest)
-        return error_set(ret_error, ENOMEM, "%s/%s: no memory", context->folder, CONTAINER_MANIFEST);
+        return error_set(ret_error, ENOMEM, "%s/%s: no memory", context->folders[0].path, CONTAINER_MANIFEST);
     add_checksum(manifest, "fingerprint", hash);
     status = container_checksum(manifest, &hash, ret_error);
     if (status < 0)
@@ -267,8 +294,9 @@ static int write_manifest(const struct write_context *context, json_t *const *en
     add_checksum(manifest, "checksum", hash);
     _cleanup_free_ char *text = json_dumps(manifest, JSON_INDENT(1) | JSON_SORT_KEYS);
     if (!text)
-        return error_set(ret_error, ENOMEM, "%s/%s: no memory", context->folder, CONTAINER_MANIFEST);
-    return output_put(context->folder_fd, context->folder, CONTAINER_MANIFEST, text, strlen(text), ret_error);
+        return error_set(ret_error, ENOMEM, "%s/%s: no memory", context->folders[0].path, CONTAINER_MANIFEST);
+    return output_put(context->folders[0].fd, context->folders[0].path, CONTAINER_MANIFEST, text, strlen(text),
+                      ret_error);
 }
 
 /* With the journal open: keeps what is there, writes the rest, the manifest last. */
@@ -279,13 +307,17 @@ static int convert_into(const struct write_context *context, struct journal *jou
     int status = keep_finished(context, journal, entries, ret_error);
     if (status < 0)
         return status;
-    uint64_t needed = 0;
-    for (size_t i = 0; i < plan->file_count; i++)
-        needed += entries[i] ? 0 : plan->files[i].bytes;
-    atomic_store(&context->watch->bytes_total, needed);
-    status = check_space(destination, needed + SPARE_BYTES, ret_error);
+    uint64_t needed[EXPERT_SLICES] = {0}, total = 0;
+    for (size_t i = 0; i < plan->file_count; i++) {
+        uint64_t bytes = entries[i] ? 0 : plan->files[i].bytes;
+        needed[plan->files[i].stripe] += bytes;
+        total += bytes;
+    }
+    atomic_store(&context->watch->bytes_total, total);
+    for (uint32_t i = 0; status == 0 && i < destination->count; i++)
+        status = check_space(&destination->folders[i], needed[i] + SPARE_BYTES, ret_error);
     if (status == 0)
-        status = write_files(context, journal, entries, ret_error);
+        status = write_all(context, journal, entries, ret_error);
     return status == 0 ? write_manifest(context, entries, ret_error) : status;
 }
 
@@ -300,54 +332,64 @@ static void give_up(const struct plan *plan, const struct destination *destinati
 {
     bool any = false;
     for (size_t i = 0; i < plan->file_count; i++)
-        any = any || exists(destination, plan->files[i].name);
+        any = any || exists(&destination->folders[plan->files[i].stripe], plan->files[i].name);
     remove_leftovers(plan, destination, !any);
-    if (!any && destination->created)
-        rmdir(destination->path);
 }
 
-int convert_run(const struct plan *plan, const char *path, unsigned threads, struct convert_watch *watch,
-                enum convert_result *ret_result, struct error *ret_error)
+static int convert(const struct plan *plan, const struct destination *destination, unsigned threads,
+                   struct convert_watch *watch, enum convert_result *ret_result, struct error *ret_error)
 {
-    _cleanup_(destination_close) struct destination destination = {.fd = -1};
-    int status = destination_open(plan->checkpoint, path, &destination, ret_error);
-    if (status < 0)
-        return status;
-    if (exists(&destination, CONTAINER_MANIFEST)) {
-        status = check_finished(plan, &destination, ret_error);
+    const struct write_folder *folder = &destination->folders[0];
+    *ret_result = CONVERT_WAS_DONE;
+    if (exists(folder, CONTAINER_MANIFEST)) {
+        int status = check_finished(plan, folder, ret_error);
         if (status == 0)
-            remove_leftovers(plan, &destination, true);
-        *ret_result = CONVERT_WAS_DONE;
+            remove_leftovers(plan, destination, true);
         return status;
     }
-    if (!exists(&destination, JOURNAL_NAME) && (status = check_empty(&destination, ret_error)) < 0)
-        return status;
-
+    bool resumed = exists(folder, JOURNAL_NAME);
+    for (uint32_t i = 0; !resumed && i < destination->count; i++) {
+        int status = check_empty(&destination->folders[i], ret_error);
+        if (status < 0)
+            return status;
+    }
+    *ret_result = CONVERT_DONE;
     struct write_context context = {
         .plan = plan,
-        .folder_fd = destination.fd,
-        .folder = path,
+        .folders = destination->folders,
         .jobs = {.threads = threads, .stop = &watch->stop, .tick = tick, .tick_context = watch},
         .watch = watch};
     _cleanup_(journal_close) struct journal journal = {.fd = -1};
     uint64_t hash;
-    status = fingerprint(plan, true, &hash, ret_error);
+    int status = fingerprint(plan, true, &hash, ret_error);
     if (status == 0)
-        status = journal_open(destination.fd, path, hash, &journal, ret_error);
+        status = journal_open(folder->fd, folder->path, hash, &journal, ret_error);
     if (status == -EEXIST)
         return status;
     json_t **entries = calloc(plan->file_count + 1, sizeof *entries);
     if (status == 0 && !entries)
-        status = error_set(ret_error, ENOMEM, "%s: no memory", path);
+        status = error_set(ret_error, ENOMEM, "%s: no memory", folder->path);
     if (status == 0)
-        status = convert_into(&context, &journal, &destination, entries, ret_error);
+        status = convert_into(&context, &journal, destination, entries, ret_error);
     for (size_t i = 0; entries && i < plan->file_count; i++)
         json_decref(entries[i]);
     free(entries);
     if (status == 0)
-        remove_leftovers(plan, &destination, true);
+        remove_leftovers(plan, destination, true);
     else
-        give_up(plan, &destination);
-    *ret_result = CONVERT_DONE;
+        give_up(plan, destination);
+    return status;
+}
+
+int convert_run(const struct plan *plan, const char *const *paths, unsigned threads, struct convert_watch *watch,
+                enum convert_result *ret_result, struct error *ret_error)
+{
+    _cleanup_(destination_close) struct destination destination = {0};
+    int status = destination_open(plan, paths, &destination, ret_error);
+    if (status == 0)
+        status = convert(plan, &destination, threads, watch, ret_result, ret_error);
+    for (uint32_t i = 0; status < 0 && i < destination.count; i++)
+        if (destination.created[i])
+            rmdir(destination.folders[i].path); /* where anything stands in it, it stays */
     return status;
 }

@@ -21,12 +21,13 @@ enum convert_result {
     CONVERT_WAS_DONE, /* the same conversion stands there already */
 };
 
-/* Writes the planned container to the folder `path`, which may not exist, be empty, hold an unfinished run of
- * the same conversion (it is finished), or the container itself. `threads` threads, each with one tensor's rows or one
+/* Writes the planned container to the folder paths[0], which may not exist, be empty, hold an unfinished run of
+ * the same conversion (it is finished), or the container itself; the files of stripe s go to paths[s] [stripes of the
+ * plan]. `threads` threads, each with one tensor's rows or one
  * expert in memory. The bytes do not depend on threads or on interruptions. Errors leave what was finished for the next
  * run; without calypte.json it is not a container. One caller at a time for a destination: a second one gets
  * -EWOULDBLOCK. */
-int convert_run(const struct plan *plan, const char *path, unsigned threads, struct convert_watch *watch,
+int convert_run(const struct plan *plan, const char *const *paths, unsigned threads, struct convert_watch *watch,
                 enum convert_result *ret_result, struct error *ret_error);
 
 /* The files beside the weights that are copied as they are, where the checkpoint has them. NULL at the end. */

@@ -3,6 +3,7 @@
 #include "proto/cleanup.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -83,6 +84,24 @@ void output_discard(struct output *output)
     close(output->fd);
     output->fd = -1;
     output_remove_leftover(output->folder_fd, output->name);
+}
+
+int output_link(int folder_fd, const char *folder, const char *name, const char *target, struct error *ret_error)
+{
+    struct output output = {.folder_fd = folder_fd, .folder = folder, .fd = -1};
+    snprintf(output.name, sizeof output.name, "%s", name);
+    _cleanup_free_ char *full = realpath(target, NULL), *path = NULL;
+    if (!full || asprintf(&path, "%s/%s", full, name) < 0) {
+        int code = full ? ENOMEM : errno;
+        path = NULL;
+        return refuse(&output, "link", code, ret_error);
+    }
+    char part[80];
+    part_name(name, part);
+    unlinkat(folder_fd, part, 0);
+    if (symlinkat(path, folder_fd, part) < 0 || renameat(folder_fd, part, folder_fd, name) < 0)
+        return refuse(&output, "link", errno, ret_error);
+    return 0;
 }
 
 void output_remove_leftover(int folder_fd, const char *name)

@@ -31,5 +31,7 @@ int output_put(int folder_fd, const char *folder, const char *name, const void *
                struct error *ret_error);
 int output_copy(int folder_fd, const char *folder, const char *name, const char *source_folder,
                 struct error *ret_error);
+/* Makes FOLDER/NAME a symbolic link to the file of that name in the folder `target`, in place of what was there. */
+int output_link(int folder_fd, const char *folder, const char *name, const char *target, struct error *ret_error);
 /* Removes NAME.part of an earlier run, if there is one. */
 void output_remove_leftover(int folder_fd, const char *name);

@@ -217,33 +217,43 @@ static int find_expert(const struct plan *plan, const struct tensor_family *fami
     return 0;
 }
 
-static int plan_experts(struct plan *plan, const struct tensor_family *family, uint32_t layer, struct error *ret_error)
+/* The file of one stripe of a layer: its slices of every expert, and in the first the tables. */
+static int plan_stripe(struct plan *plan, uint32_t layer, uint32_t stripe, struct error *ret_error)
 {
     char name[40];
-    snprintf(name, sizeof name, CONTAINER_EXPERTS_NAME, layer);
+    snprintf(name, sizeof name, CONTAINER_EXPERTS_NAME, stripe, layer);
     struct plan_file *file;
     int status = add_file(plan, name, &file, ret_error);
     if (status < 0)
         return status;
     file->experts = true;
     file->layer = layer;
-    uint64_t blob[2] = {EXPERT_SLICES, plan->slice_bytes}, checksums[2] = {plan->config.experts, EXPERT_SLICES},
+    file->stripe = stripe;
+    file->slices = split(EXPERT_SLICES, stripe, plan->options.stripes);
+    uint64_t slices[2] = {file->slices.count, plan->slice_bytes}, checksums[2] = {plan->config.experts, EXPERT_SLICES},
              exponents[2] = {plan->config.experts, EXPERT_MATRICES};
-    for (uint32_t e = 0; e < plan->config.experts; e++) {
-        struct plan_unit unit = {.kind = UNIT_EXPERT, .format = plan->options.experts, .expert = e};
+    uint32_t unused; /* expert e is tensor e */
+    for (uint32_t e = 0; status == 0 && e < plan->config.experts; e++)
+        status = add_tensor(file, DTYPE_U8, 2, slices, &unused, ret_error, "model.layers.%u.mlp.experts.%u", layer, e);
+    if (status == 0 && stripe == 0)
+        status = add_tensor(file, DTYPE_U64, 2, checksums, &unused, ret_error, "experts.checksums");
+    if (status == 0 && stripe == 0)
+        status = add_tensor(file, DTYPE_I32, 2, exponents, &unused, ret_error, "experts.exponents");
+    return status;
+}
+
+static int plan_experts(struct plan *plan, const struct tensor_family *family, uint32_t layer, struct error *ret_error)
+{
+    size_t first = plan->file_count;
+    int status = 0;
+    for (uint32_t s = 0; status == 0 && s < plan->options.stripes; s++)
+        status = plan_stripe(plan, layer, s, ret_error);
+    for (uint32_t e = 0; status == 0 && e < plan->config.experts; e++) {
+        struct plan_unit unit = {.kind = UNIT_EXPERT, .format = plan->options.experts, .expert = e, .tensors = {e}};
         status = find_expert(plan, family, layer, &unit, ret_error);
         if (status == 0)
-            status = add_tensor(file, DTYPE_U8, 2, blob, &unit.tensors[0], ret_error, "model.layers.%u.mlp.experts.%u",
-                                layer, e);
-        if (status == 0)
-            status = add_unit(file, &unit, ret_error);
-        if (status < 0)
-            return status;
+            status = add_unit(&plan->files[first], &unit, ret_error);
     }
-    uint32_t unused;
-    status = add_tensor(file, DTYPE_U64, 2, checksums, &unused, ret_error, "experts.checksums");
-    if (status == 0)
-        status = add_tensor(file, DTYPE_I32, 2, exponents, &unused, ret_error, "experts.exponents");
     return status;
 }
 
@@ -375,6 +385,8 @@ int plan_make(struct checkpoint *checkpoint, const struct plan_options *options,
               struct error *ret_error)
 {
     struct plan plan = {.checkpoint = checkpoint, .options = *options};
+    if (plan.options.stripes == 0)
+        plan.options.stripes = 1;
     int status = make(checkpoint, &plan, ret_error);
     if (status < 0)
         plan_free(&plan);

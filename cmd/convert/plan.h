@@ -10,6 +10,7 @@
 struct plan_options {
     enum weight_format experts, dense;
     double qk_norm_eps;
+    uint32_t stripes; /* drives that the slices of every expert are spread over, 1 to 8; 0: 1 */
 };
 
 enum unit_kind {
@@ -37,6 +38,9 @@ struct plan_file {
     char name[40];
     bool experts; /* an experts file, else a dense one */
     uint32_t layer;
+    /* Of an experts file. Those of a layer follow one another; the units stand in the first and write to all. */
+    uint32_t stripe;
+    struct range slices;
     size_t tensor_count;
     struct tensor *tensors; /* with their places in the file; the last one may be the padding */
     size_t unit_count;
@@ -53,7 +57,7 @@ struct plan {
     struct expert_shape expert_shape;
     size_t slice_bytes;
     size_t file_count;
-    struct plan_file *files; /* dense first, then experts by layer */
+    struct plan_file *files; /* dense first, then experts by layer and stripe */
     uint64_t dense_bytes, expert_bytes;
 };
 

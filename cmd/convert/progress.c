@@ -59,7 +59,7 @@ static void note(struct convert_watch *watch, const char *line)
     fprintf(stderr, "%s: %s\n", progress->bar.command, line);
 }
 
-int progress_run(const char *command, const struct plan *plan, const char *destination, unsigned jobs, bool json)
+int progress_run(const char *command, const struct plan *plan, const char *const *paths, unsigned jobs, bool json)
 {
     struct progress progress = {.watch = {.tick = tick, .note = note}, .stops = stop_signals()};
     bar_begin(command, 0, &progress.bar);
@@ -68,7 +68,7 @@ int progress_run(const char *command, const struct plan *plan, const char *desti
 
     struct error error = {{0}};
     enum convert_result result = CONVERT_DONE;
-    int status = convert_run(plan, destination, jobs, &progress.watch, &result, &error);
+    int status = convert_run(plan, paths, jobs, &progress.watch, &result, &error);
     tick(&progress.watch);
     bar_clear(&progress.bar);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -79,10 +79,27 @@ int progress_run(const char *command, const struct plan *plan, const char *desti
     if (status < 0)
         return usage_failed(command, "%s", error.text);
     if (result == CONVERT_WAS_DONE)
-        fprintf(stderr, "%s: %s: holds this container already, nothing to do\n", command, destination);
+        fprintf(stderr, "%s: %s: holds this container already, nothing to do\n", command, paths[0]);
     else
-        fprintf(stderr, "%s: %s: done in %.1f s\n", command, destination, bar_seconds(&progress.bar));
+        fprintf(stderr, "%s: %s: done in %.1f s\n", command, paths[0], bar_seconds(&progress.bar));
     if (json)
         report_plan(plan, true, stdout);
     return EXIT_DONE;
+}
+
+int progress_paths(const struct arguments *arguments, const char *command, size_t flag, const char **ret_paths,
+                   uint32_t *ret_stripes)
+{
+    uint32_t count = 1;
+    ret_paths[0] = arguments->operands[arguments->operand_count - 1];
+    for (size_t i = 0; i < arguments->given_count; i++) {
+        if (arguments->given[i].flag != flag)
+            continue;
+        if (count == EXPERT_SLICES)
+            return usage_error(command, "--stripe: an expert has %u slices, so %u folders with DST are the most",
+                               EXPERT_SLICES, EXPERT_SLICES);
+        ret_paths[count++] = arguments->given[i].value;
+    }
+    *ret_stripes = count;
+    return 0;
 }

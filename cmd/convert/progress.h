@@ -10,4 +10,10 @@ unsigned progress_usable_cpus(void);
 /* Runs convert_run for the command `command` ("convert"), tells on stderr how it goes and how it ended, and returns
  * the exit code. With `json` the plan is printed on stdout when all is done. SIGINT and SIGTERM end it. Thread:
  * main, before it has started others. */
-int progress_run(const char *command, const struct plan *plan, const char *destination, unsigned jobs, bool json);
+int progress_run(const char *command, const struct plan *plan, const char *const *paths, unsigned jobs, bool json);
+
+/* DST, and the folders of the flag that names the other stripes: ret_paths [8], *ret_stripes of them. 0, or EXIT_USAGE
+ * after saying what is wrong. */
+struct arguments;
+int progress_paths(const struct arguments *arguments, const char *command, size_t flag, const char **ret_paths,
+                   uint32_t *ret_stripes);

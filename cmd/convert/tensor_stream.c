@@ -14,7 +14,7 @@ int tensor_stream_open(const struct unit_target *target, uint32_t tensor, struct
 int tensor_stream_write(struct tensor_stream *stream, const void *bytes, size_t count, struct error *ret_error)
 {
     XXH3_64bits_update(stream->hash, bytes, count);
-    int status = output_write(stream->target->output, stream->offset, bytes, count, ret_error);
+    int status = output_write(stream->target->outputs, stream->offset, bytes, count, ret_error);
     stream->offset += count;
     return status;
 }
@@ -34,17 +34,22 @@ int tensor_write(const struct unit_target *target, uint32_t tensor, const void *
 {
     const struct tensor *place = &target->file->tensors[tensor];
     target->checksums[tensor] = XXH3_64bits(bytes, place->bytes);
-    return output_write(target->output, place->offset, bytes, place->bytes, ret_error);
+    return output_write(target->outputs, place->offset, bytes, place->bytes, ret_error);
 }
 
 int tensor_write_expert(const struct unit_target *target, const struct plan_unit *unit, const uint8_t *blob,
                         struct error *ret_error)
 {
-    size_t slice_bytes = target->plan->slice_bytes, bytes = EXPERT_SLICES * slice_bytes;
+    size_t slice_bytes = target->plan->slice_bytes;
     for (uint32_t s = 0; s < EXPERT_SLICES; s++)
         target->slice_checksums[unit->expert * EXPERT_SLICES + s] = XXH3_64bits(blob + s * slice_bytes, slice_bytes);
-    int status = output_write(target->output, target->file->tensors[unit->tensors[0]].offset, blob, bytes, ret_error);
-    atomic_fetch_add(target->bytes_done, bytes);
+    int status = 0;
+    for (uint32_t s = 0; status == 0 && s < target->plan->options.stripes; s++) {
+        const struct plan_file *file = target->file + s;
+        status = output_write(&target->outputs[s], file->tensors[unit->tensors[0]].offset,
+                              blob + file->slices.first * slice_bytes, file->slices.count * slice_bytes, ret_error);
+    }
+    atomic_fetch_add(target->bytes_done, EXPERT_SLICES * slice_bytes);
     return status;
 }
 

@@ -43,18 +43,21 @@ static uint64_t padding_checksum(const struct tensor *padding)
 }
 
 /* Header, tables and padding: what no unit writes. Fills the entry's "tensors". */
-static int write_rest(const struct unit_target *target, json_t *tensors, struct error *ret_error)
+static int write_rest(const struct unit_target *target, uint32_t stripe, json_t *tensors, struct error *ret_error)
 {
-    const struct plan_file *file = target->file;
-    int status = output_write(target->output, 0, file->header, file->header_bytes, ret_error);
+    const struct plan_file *file = target->file + stripe;
+    const struct output *output = &target->outputs[stripe];
+    int status = output_write(output, 0, file->header, file->header_bytes, ret_error);
     if (status < 0)
         return status;
     if (file->experts) {
         const struct tensor *checksums = find_tensor(file, TABLE_CHECKSUMS),
                             *exponents = find_tensor(file, TABLE_EXPONENTS);
-        status = output_write(target->output, checksums->offset, target->slice_checksums, checksums->bytes, ret_error);
+        if (!checksums || !exponents)
+            return 0; /* another stripe than the first */
+        status = output_write(output, checksums->offset, target->slice_checksums, checksums->bytes, ret_error);
         if (status == 0)
-            status = output_write(target->output, exponents->offset, target->exponents, exponents->bytes, ret_error);
+            status = output_write(output, exponents->offset, target->exponents, exponents->bytes, ret_error);
         json_set_checksum(tensors, TABLE_CHECKSUMS, XXH3_64bits(target->slice_checksums, checksums->bytes));
         json_set_checksum(tensors, TABLE_EXPONENTS, XXH3_64bits(target->exponents, exponents->bytes));
         return status;
@@ -67,45 +70,73 @@ static int write_rest(const struct unit_target *target, json_t *tensors, struct 
     return 0;
 }
 
-static int fill_file(const struct write_context *context, const struct plan_file *file, struct output *output,
-                     json_t **ret_entry, struct error *ret_error)
+/* Ends one file of a group: the rest of its bytes, its name, its entry. */
+static int finish_file(const struct write_context *context, const struct unit_target *target, uint32_t stripe,
+                       struct output *output, json_t **ret_entry, struct error *ret_error)
+{
+    const struct plan_file *file = target->file + stripe;
+    json_auto_t *tensors = json_object();
+    int status = tensors ? write_rest(target, stripe, tensors, ret_error)
+                         : error_set(ret_error, ENOMEM, "%s: no memory", file->name);
+    if (status == 0)
+        status = output_finish(output, ret_error);
+    if (status == 0 && stripe > 0)
+        status = output_link(context->folders[0].fd, context->folders[0].path, file->name,
+                             context->folders[stripe].path, ret_error);
+    if (status < 0)
+        return status;
+    json_t *entry = json_pack("{s:I, s:O}", "bytes", (json_int_t)file->bytes, "tensors", tensors);
+    if (!entry)
+        return error_set(ret_error, ENOMEM, "%s: no memory", file->name);
+    json_set_checksum(entry, "header", XXH3_64bits(file->header, file->header_bytes));
+    *ret_entry = entry;
+    return 0;
+}
+
+static int fill_files(const struct write_context *context, const struct plan_file *file, struct output *outputs,
+                      json_t **ret_entries, struct error *ret_error)
 {
     size_t experts = context->plan->config.experts;
     _cleanup_free_ uint64_t *checksums = calloc(file->tensor_count + 1, sizeof *checksums);
     _cleanup_free_ uint64_t *slices = calloc(experts * EXPERT_SLICES, sizeof *slices);
     _cleanup_free_ int32_t *exponents = calloc(experts * EXPERT_MATRICES, sizeof *exponents);
-    json_auto_t *tensors = json_object();
-    if (!checksums || !slices || !exponents || !tensors)
-        return error_set(ret_error, ENOMEM, "%s/%s: no memory", context->folder, file->name);
+    if (!checksums || !slices || !exponents)
+        return error_set(ret_error, ENOMEM, "%s: no memory", file->name);
     struct unit_target target = {.plan = context->plan,
                                  .file = file,
-                                 .output = output,
+                                 .outputs = outputs,
                                  .checksums = checksums,
                                  .slice_checksums = slices,
                                  .exponents = exponents,
                                  .stop = context->jobs.stop,
                                  .bytes_done = &context->watch->bytes_done};
     int status = jobs_run(&context->jobs, file->unit_count, run_unit, &target, ret_error);
-    if (status == 0)
-        status = write_rest(&target, tensors, ret_error);
-    if (status == 0)
-        status = output_finish(output, ret_error);
-    if (status < 0)
-        return status;
-    json_t *entry = json_pack("{s:I, s:O}", "bytes", (json_int_t)file->bytes, "tensors", tensors);
-    if (!entry)
-        return error_set(ret_error, ENOMEM, "%s/%s: no memory", context->folder, file->name);
-    json_set_checksum(entry, "header", XXH3_64bits(file->header, file->header_bytes));
-    *ret_entry = entry;
-    return 0;
+    for (uint32_t s = 0; status == 0 && s < write_group(context->plan, file); s++)
+        status = finish_file(context, &target, s, &outputs[s], &ret_entries[s], ret_error);
+    return status;
 }
 
-int write_file(const struct write_context *context, const struct plan_file *file, json_t **ret_entry,
-               struct error *ret_error)
+uint32_t write_group(const struct plan *plan, const struct plan_file *file)
 {
-    _cleanup_(output_discard) struct output output = {.fd = -1};
-    int status = output_create(context->folder_fd, context->folder, file->name, file->bytes, &output, ret_error);
-    return status == 0 ? fill_file(context, file, &output, ret_entry, ret_error) : status;
+    return file->experts ? plan->options.stripes : 1;
+}
+
+int write_files(const struct write_context *context, const struct plan_file *file, json_t **ret_entries,
+                struct error *ret_error)
+{
+    struct output outputs[EXPERT_SLICES];
+    uint32_t count = write_group(context->plan, file), made = 0;
+    int status = 0;
+    for (; status == 0 && made < count; made++) {
+        outputs[made].fd = -1;
+        status = output_create(context->folders[made].fd, context->folders[made].path, file[made].name,
+                               file[made].bytes, &outputs[made], ret_error);
+    }
+    if (status == 0)
+        status = fill_files(context, file, outputs, ret_entries, ret_error);
+    for (uint32_t s = 0; s < made; s++)
+        output_discard(&outputs[s]);
+    return status;
 }
 
 /* A finished file being read again. */
@@ -161,7 +192,7 @@ static int verify_tensor(void *context, size_t index, struct error *ret_error)
     const struct tensor *tensor = &verification->file->tensors[index];
     /* An expert is checked by the table, slice by slice; the table, like every tensor of a dense file, by the entry. */
     bool expert = verification->file->experts && tensor->dtype == DTYPE_U8 && tensor->dims == 2;
-    uint32_t parts = expert ? EXPERT_SLICES : 1;
+    uint32_t parts = expert ? verification->file->slices.count : 1;
     for (uint32_t p = 0; p < parts && !atomic_load(&verification->differs); p++) {
         uint64_t bytes = tensor->bytes / parts, hash = 0, expected = 0;
         bool readable, known = true;
@@ -169,7 +200,7 @@ static int verify_tensor(void *context, size_t index, struct error *ret_error)
         if (status < 0)
             return status;
         if (expert)
-            expected = verification->slices[index * EXPERT_SLICES + p];
+            expected = verification->slices[index * EXPERT_SLICES + verification->file->slices.first + p];
         else if (verification->file->experts && !strcmp(tensor->name, "padding"))
             expected = padding_checksum(tensor);
         else
@@ -194,18 +225,15 @@ static bool looks_right(const struct plan_file *file, const json_t *entry, int f
     return stored && read_at(fd, 0, stored, file->header_bytes) && !memcmp(stored, file->header, file->header_bytes);
 }
 
-int verify_file(const struct write_context *context, const struct plan_file *file, const json_t *entry, bool *ret_good,
-                struct error *ret_error)
+/* One file of a group; `slices` [experts][8] is the table in the first. */
+static int verify_file(const struct write_context *context, const struct plan_file *file, const json_t *entry,
+                       uint64_t *slices, bool *ret_good, struct error *ret_error)
 {
     *ret_good = false;
-    _cleanup_close_ int fd = openat(context->folder_fd, file->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    _cleanup_close_ int fd = openat(context->folders[file->stripe].fd, file->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (!looks_right(file, entry, fd))
         return 0;
-    size_t experts = context->plan->config.experts;
-    _cleanup_free_ uint64_t *slices = calloc(experts * EXPERT_SLICES, sizeof *slices);
-    if (!slices)
-        return error_set(ret_error, ENOMEM, "%s/%s: no memory to verify it", context->folder, file->name);
-    if (file->experts) {
+    if (file->experts && file->stripe == 0) {
         const struct tensor *table = find_tensor(file, TABLE_CHECKSUMS);
         if (!read_at(fd, table->offset, slices, table->bytes))
             return 0;
@@ -214,5 +242,23 @@ int verify_file(const struct write_context *context, const struct plan_file *fil
         .file = file, .tensors = json_object_get(entry, "tensors"), .fd = fd, .slices = slices};
     int status = jobs_run(&context->jobs, file->tensor_count, verify_tensor, &verification, ret_error);
     *ret_good = status == 0 && !atomic_load(&verification.differs);
+    return status;
+}
+
+int verify_files(const struct write_context *context, const struct plan_file *file, json_t *const *entries,
+                 bool *ret_good, struct error *ret_error)
+{
+    size_t experts = context->plan->config.experts;
+    _cleanup_free_ uint64_t *slices = calloc(experts * EXPERT_SLICES, sizeof *slices);
+    if (!slices)
+        return error_set(ret_error, ENOMEM, "%s: no memory to verify it", file->name);
+    int status = 0;
+    *ret_good = true;
+    for (uint32_t s = 0; status == 0 && *ret_good && s < write_group(context->plan, file); s++)
+        status = verify_file(context, &file[s], entries[s], slices, ret_good, ret_error);
+    /* A link that an earlier run did not come to. */
+    for (uint32_t s = 1; status == 0 && *ret_good && s < write_group(context->plan, file); s++)
+        status = output_link(context->folders[0].fd, context->folders[0].path, file[s].name, context->folders[s].path,
+                             ret_error);
     return status;
 }

@@ -7,19 +7,28 @@
 
 #include <jansson.h>
 
+/* Where a stripe's files stand; the first is the container itself. */
+struct write_folder {
+    const char *path;
+    int fd;
+};
+
 struct write_context {
     const struct plan *plan;
-    int folder_fd;
-    const char *folder;
+    const struct write_folder *folders; /* [stripes of the plan] */
     struct jobs jobs;
     struct convert_watch *watch;
 };
 
-/* Converts and writes a file; *ret_entry is its entry in the manifest. */
-int write_file(const struct write_context *context, const struct plan_file *file, json_t **ret_entry,
-               struct error *ret_error);
+/* Files that are written together: a dense file alone, an experts file with those of the layer's other stripes. */
+uint32_t write_group(const struct plan *plan, const struct plan_file *file);
 
-/* Reads all of a finished file. *ret_good: it is the planned file with the contents that `entry` says. An error is
- * only returned for what ends the conversion (interrupted, no memory). */
-int verify_file(const struct write_context *context, const struct plan_file *file, const json_t *entry, bool *ret_good,
+/* Converts and writes the group that begins with `file`; ret_entries[0 .. write_group()) are their entries in the
+ * manifest. */
+int write_files(const struct write_context *context, const struct plan_file *file, json_t **ret_entries,
                 struct error *ret_error);
+
+/* Reads all of a finished group. *ret_good: it is the planned one with the contents that `entries` say. An error is
+ * only returned for what ends the conversion (interrupted, no memory). */
+int verify_files(const struct write_context *context, const struct plan_file *file, json_t *const *entries,
+                 bool *ret_good, struct error *ret_error);

@@ -349,7 +349,7 @@ static void describe_failure(const struct step_done *done, struct error *ret_err
 {
     if (done->status == -EIO && done->code != 0)
         error_set(ret_error, EIO,
-                  "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ", in " CONTAINER_EXPERTS_NAME ": %s",
+                  "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ", in experts-*-%05" PRIu32 ".safetensors: %s",
                   done->expert, done->layer, done->slice, done->layer,
                   done->code == EBADMSG ? "its checksum is wrong; the file is damaged: copy it again, or "
                                           "`calypte convert` the model anew"

@@ -10,15 +10,16 @@ static int compare_parts(const void *a, const void *b)
     return left->offset < right->offset ? -1 : left->offset > right->offset;
 }
 
-static void add_expert_parts(struct extents *extents, const struct expert_file *file)
+static void add_expert_parts(struct extents *extents, const struct expert_layer *layer, uint32_t stripe)
 {
     const struct container *container = extents->container;
+    const struct expert_stripe *file = &layer->stripes[stripe];
     for (uint32_t e = 0; e < container->config.experts; e++) {
-        for (uint32_t s = 0; s < EXPERT_SLICES; s++)
+        for (uint32_t i = 0, s = file->slices.first; i < file->slices.count; i++, s++)
             extents->parts[extents->part_count++] =
-                (struct part){.offset = file->offsets[e] + s * container->slice_bytes,
+                (struct part){.offset = file->offsets[e] + i * container->slice_bytes,
                               .bytes = container->slice_bytes,
-                              .expected = file->checksums[e * EXPERT_SLICES + s],
+                              .expected = layer->checksums[e * EXPERT_SLICES + s],
                               .index = e * EXPERT_SLICES + s};
     }
 }
@@ -59,7 +60,7 @@ int extents_make(const struct container *container, struct extents *ret_extents,
 {
     struct extents extents = {.container = container};
     size_t parts = container->expert_count * container->config.experts * (size_t)EXPERT_SLICES;
-    size_t files = container->dense_count + container->expert_count;
+    size_t files = container->dense_count + container->expert_count * container->stripes;
     for (size_t f = 0; f < container->dense_count; f++)
         parts += container->dense[f].header.count;
     if (parts > UINT32_MAX)
@@ -73,14 +74,16 @@ int extents_make(const struct container *container, struct extents *ret_extents,
     }
     for (size_t f = 0; f < files; f++) {
         bool dense = f < container->dense_count;
-        const struct expert_file *experts = dense ? NULL : &container->experts[f - container->dense_count];
+        uint32_t stripe = dense ? 0 : (uint32_t)((f - container->dense_count) % container->stripes);
+        const struct expert_layer *experts =
+            dense ? NULL : &container->experts[(f - container->dense_count) / container->stripes];
         uint32_t first = extents.part_count;
-        extents.files[extents.file_count++] =
-            (struct extent_file){.header = dense ? &container->dense[f].header : &experts->header, .experts = experts};
+        extents.files[extents.file_count++] = (struct extent_file){
+            .header = dense ? &container->dense[f].header : &experts->stripes[stripe].header, .experts = experts};
         if (dense)
             add_dense_parts(&extents, &container->dense[f]);
         else
-            add_expert_parts(&extents, experts);
+            add_expert_parts(&extents, experts, stripe);
         add_extents(&extents, first);
     }
     *ret_extents = extents;

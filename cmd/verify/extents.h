@@ -24,7 +24,7 @@ struct extent {
 
 struct extent_file {
     const struct safetensors *header;
-    const struct expert_file *experts;     /* NULL: a dense file */
+    const struct expert_layer *experts;    /* NULL: a dense file */
     uint32_t first_extent, extents, parts; /* parts: those of this file */
 };
 

@@ -97,6 +97,38 @@ test_full_disk() {
     note "a full and a read-only disk"
 }
 
+# An expert's slices on three drives (here folders): the same bytes, the same answers; killed, resumed, linked.
+test_stripes() {
+    stripe="--stripe $SCRATCH/drive-1 --stripe $SCRATCH/drive-2"
+    for seconds in 0.02 0.05 0.1 0.2; do
+        calypte convert --jobs 2 $stripe "$SOURCE" "$SCRATCH/striped" 2>/dev/null &
+        pid=$!
+        sleep $seconds
+        kill -9 $pid 2>/dev/null || true
+        wait $pid 2>/dev/null || true
+    done
+    calypte convert $stripe "$SOURCE" "$SCRATCH/striped" 2>/dev/null
+    [ -z "$(find "$SCRATCH/striped" "$SCRATCH"/drive-? -name '*.part')" ] || fail "a temporary file is left"
+    [ "$(ls "$SCRATCH/drive-2")" = "$(cd "$SCRATCH/striped" && ls experts-2-*)" ] || fail "links and files differ"
+    for file in "$SCRATCH"/reference/experts-0-*; do
+        layer=${file##*/experts-0-}
+        [ "$(stat -Lc %s "$SCRATCH/striped/experts-0-$layer")" -lt "$(stat -c %s "$file")" ] || fail "$layer is not spread"
+    done
+    calypte convert $stripe "$SOURCE" "$SCRATCH/striped" 2>&1 | grep -q 'nothing to do' || fail "made again"
+    expect_line 1 'holds another container already' calypte convert "$SOURCE" "$SCRATCH/striped"
+    expect_line 1 'writing there, or this one twice' calypte convert --stripe "$SCRATCH/out" "$SOURCE" "$SCRATCH/out"
+    [ ! -e "$SCRATCH/out" ] || fail "a refused conversion left a folder"
+    head -c 600 "$CALYPTE_TESTS/oracles/score.tokens" >"$SCRATCH/tokens"
+    for model in reference striped; do
+        calypte score "$SCRATCH/$model" --tokens "$SCRATCH/tokens" --logits "$SCRATCH/$model.logits" >/dev/null 2>&1 || fail "score $model"
+    done
+    cmp "$SCRATCH/reference.logits" "$SCRATCH/striped.logits" || fail "other logits from a striped container"
+    mv "$SCRATCH/drive-1" "$SCRATCH/drive-away"
+    expect_line 1 'striped/experts-1-.*No such file' calypte info "$SCRATCH/striped"
+    mv "$SCRATCH/drive-away" "$SCRATCH/drive-1"
+    note "three stripes: the same logits"
+}
+
 test_damaged_source() {
     mkdir "$SCRATCH/source"
     cp -r "$SOURCE/." "$SCRATCH/source"
@@ -134,6 +166,7 @@ test_killed
 test_interrupted
 test_twice
 test_full_disk
+test_stripes
 test_damaged_source
 test_usage
 sums "$SOURCE" >"$SCRATCH/source-after"

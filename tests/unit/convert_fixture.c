@@ -104,7 +104,7 @@ int fixture_convert(const char *source, const char *destination, const struct pl
     if (status == 0)
         status = plan_make(&checkpoint, options ? options : &usual, &plan, ret_error);
     if (status == 0)
-        status = convert_run(&plan, destination, jobs, &watch.watch, &result, ret_error);
+        status = convert_run(&plan, &destination, jobs, &watch.watch, &result, ret_error);
     plan_free(&plan);
     checkpoint_close(&checkpoint);
     return status;

@@ -75,15 +75,15 @@ static void test_checksums(void **state)
         }
     }
     for (size_t f = 0; f < container->expert_count; f++) {
-        const struct expert_file *file = &container->experts[f];
+        const struct expert_layer *file = &container->experts[f];
         assert_int_equal(file->layer, f + 1);
         size_t bytes;
-        _cleanup_free_ uint8_t *data = fixture_read(folder, strrchr(file->header.path, '/') + 1, &bytes);
+        _cleanup_free_ uint8_t *data = fixture_read(folder, strrchr(file->stripes[0].header.path, '/') + 1, &bytes);
         for (uint32_t e = 0; e < container->config.experts; e++) {
             for (uint32_t s = 0; s < EXPERT_SLICES; s++)
-                assert_int_equal(
-                    XXH3_64bits(data + file->offsets[e] + s * container->slice_bytes, container->slice_bytes),
-                    file->checksums[e * EXPERT_SLICES + s]);
+                assert_int_equal(XXH3_64bits(data + file->stripes[0].offsets[e] + s * container->slice_bytes,
+                                             container->slice_bytes),
+                                 file->checksums[e * EXPERT_SLICES + s]);
         }
     }
     container_close(container);
@@ -140,8 +140,8 @@ static void test_flipped_tables(void **state)
     struct container *container;
     struct error error;
     assert_int_equal(container_open(folder, &container, &error), 0);
-    const struct tensor *checksums = safetensors_find(&container->experts[1].header, "experts.checksums");
-    const struct tensor *exponents = safetensors_find(&container->experts[1].header, "experts.exponents");
+    const struct tensor *checksums = safetensors_find(&container->experts[1].stripes[0].header, "experts.checksums");
+    const struct tensor *exponents = safetensors_find(&container->experts[1].stripes[0].header, "experts.exponents");
     size_t first = checksums->offset, middle = exponents->offset, last = exponents->offset + exponents->bytes;
     container_close(container);
     flip_all("experts-0-00002.safetensors", first, middle, 11, "experts.checksums");
@@ -191,7 +191,8 @@ static const struct {
     {false, "numerics", "7", "numerics is 7"},
     {false, "format", "\"1\"", "format is missing"},
     {false, "slices", "4", "slices is 4"},
-    {false, "stripes", "2", "stripes is 2"},
+    {false, "stripes", "9", "stripes is missing or not from 1 to 8"},
+    {false, "stripes", "2", "is not there as U8 [4, "},
     {false, "slice_bytes", "4096", "slice_bytes is 4096"},
     {false, "slice_bytes", "-1", "slice_bytes is -1"},
     {false, "dense_format", "\"int5\"", "dense_format"},

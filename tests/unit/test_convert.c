@@ -114,12 +114,13 @@ static void test_exact(void **state)
         const struct tensor *stored = safetensors_find(&container->dense[0].header, name);
         if (sscanf(name, "model.layers.%u.mlp.experts.%u.%15[^_]", &layer, &expert, part) == 3) {
             int m = part[0] == 'g' ? EXPERT_GATE : part[0] == 'u' ? EXPERT_UP : EXPERT_DOWN;
-            const struct expert_file *file = &container->experts[model_moe_index(c, layer)];
-            _cleanup_free_ uint8_t *blobs = fixture_read(folder, strrchr(file->header.path, '/') + 1, &bytes);
+            const struct expert_layer *file = &container->experts[model_moe_index(c, layer)];
+            _cleanup_free_ uint8_t *blobs =
+                fixture_read(folder, strrchr(file->stripes[0].header.path, '/') + 1, &bytes);
             for (uint32_t s = 0; s < EXPERT_SLICES; s++) {
                 struct slice_part parts[EXPERT_MATRICES];
                 expert_slice(&container->expert_shape, s, parts);
-                const uint8_t *slice = blobs + file->offsets[expert] + s * container->slice_bytes;
+                const uint8_t *slice = blobs + file->stripes[0].offsets[expert] + s * container->slice_bytes;
                 struct matrix matrix = {.quanta = slice + parts[m].quanta,
                                         .scales = (const uint16_t *)(const void *)(slice + parts[m].scales),
                                         .format = WEIGHT_INT4,

@@ -357,14 +357,15 @@ static void test_failed_expert(void **state)
     assert_int_equal(fixture_convert(source, folder, NULL, 2, 0, &error), 0);
     free(source);
     assert_int_equal(container_open(folder, &container, &error), 0);
-    const struct expert_file *file = &container->experts[model_moe_index(&container->config, 3)];
+    const struct expert_layer *file = &container->experts[model_moe_index(&container->config, 3)];
     int32_t *tokens = read_tokens(30);
     struct step_done done;
     const struct engine_options options = {.container = folder, .workers = 2, .threads = 2};
     engine_open(engine, &options);
     for (int round = 0; round < 2; round++) {
         for (uint32_t e = 0; e < container->config.experts; e++)
-            flip_byte(file->header.path, (off_t)(file->offsets[e] + 5 * container->slice_bytes + 11));
+            flip_byte(file->stripes[0].header.path,
+                      (off_t)(file->stripes[0].offsets[e] + 5 * container->slice_bytes + 11));
         int status = step_rows(engine, tokens, 30, &done);
         if (round == 0) {
             assert_int_equal(status, -EIO);

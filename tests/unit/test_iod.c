@@ -43,7 +43,7 @@ static uint64_t blob_offset(uint32_t expert)
 {
     struct container *container;
     assert_int_equal(container_open(container_path, &container, NULL), 0);
-    uint64_t offset = container->experts[expert / EXPERTS].offsets[expert % EXPERTS];
+    uint64_t offset = container->experts[expert / EXPERTS].stripes[0].offsets[expert % EXPERTS];
     container_close(container);
     return offset;
 }

@@ -101,7 +101,7 @@ static uint64_t blob_offset(const char *path, uint32_t expert)
 {
     struct container *container;
     assert_int_equal(container_open(path, &container, NULL), 0);
-    uint64_t offset = container->experts[0].offsets[expert];
+    uint64_t offset = container->experts[0].stripes[0].offsets[expert];
     container_close(container);
     return offset;
 }
