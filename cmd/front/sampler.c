@@ -105,10 +105,11 @@ static int32_t greatest(const struct sampler_params *params, const float *logits
         float block = block_maximum(x);
         if (!(block > most))
             continue;
+        size_t i = 0;
+        while (i < BLOCK - 1 && x[i] != block)
+            i++;
         most = block;
-        best = (int32_t)first;
-        while (*x++ != block)
-            best++;
+        best = (int32_t)(first + i < limit ? first + i : limit - 1);
     }
     return best;
 }
@@ -148,8 +149,10 @@ static double weigh(const struct sampler_params *params, const float *logits, si
     factor = factor < FLT_MAX ? factor : FLT_MAX; /* times 0 it must be 0 */
     for (size_t first = 0; first < limit; first += BLOCK) {
         const float *x = block_of(params, logits, limit, first, room);
-        for (size_t i = 0; i < BLOCK; i++)
-            scratch->weights[first + i] = (x[i] - top) * factor;
+        for (size_t i = 0; i < BLOCK; i++) {
+            float exponent = (x[i] - top) * factor;
+            scratch->weights[first + i] = exponent < 0.0f ? exponent : 0.0f; /* greater: changed since */
+        }
     }
     /* Apart: wide loads right behind narrow stores of the same bytes would wait for them. */
     for (size_t first = 0; first < limit; first += BLOCK) {
@@ -254,7 +257,7 @@ int32_t sampler_pick(const struct sampler_params *params, uint64_t position, con
         /* Kept is what has less than top_p before it. One that is not sets a bound: the next is drawn from those before. */
         place = (struct place){scratch->weights[id], id};
         sum = sum_before(scratch, limit, place);
-        if (sum < (double)params->top_p * total)
+        if (sum <= 0 || sum < (double)params->top_p * total)
             return (int32_t)id;
     }
 }

@@ -30,7 +30,8 @@ void sampler_scratch_free(struct sampler_scratch *scratch);
 /* Checks what came from a user: temperature finite and in 0 .. 100, top_p in (0, 1]. -EINVAL names the field. */
 int sampler_check(const struct sampler_params *params, struct error *ret_error);
 
-/* Chooses an id for `position` (the absolute position of the new token) from logits[vocab].
+/* Chooses an id for `position` (the absolute position of the new token) from logits[vocab], which may lie in shared memory: a neighbour
+ * that changes them meanwhile gets another token chosen, nothing worse.
  *
  * Greedy: the greatest logit, ties to the lowest id. Else: p = softmax(logits / temperature) over the allowed ids; of the
  * fewest tokens whose p add up to at least top_p, in descending p, ties to the lowest id, one in proportion to its p. It is drawn from all

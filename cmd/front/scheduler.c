@@ -39,12 +39,8 @@ int scheduler_open(struct scheduler *scheduler, const char *instance, const char
                             &scheduler->exchange, ret_error);
     if (status == 0)
         status = kv_pages_init(&scheduler->pages, facts->kv_pages, ret_error);
-    if (status == 0) {
+    if (status == 0)
         sessions_init(&scheduler->sessions, &scheduler->pages);
-        scheduler->row = malloc((size_t)facts->config.vocab * sizeof *scheduler->row);
-        if (!scheduler->row)
-            status = error_set(ret_error, ENOMEM, "no memory for a row of logits");
-    }
     scheduler->rundir = rundir;
     for (uint32_t w = 0; status == 0 && w < facts->workers; w++)
         status = dial_worker(scheduler, w, ret_error);
@@ -126,7 +122,6 @@ void scheduler_close(struct scheduler *scheduler)
         segment_detach(&scheduler->exchange);
     if (scheduler->control)
         control_detach(scheduler->control);
-    free(scheduler->row);
     *scheduler = (struct scheduler){0};
     TAILQ_INIT(&scheduler->waiting);
     TAILQ_INIT(&scheduler->running);
@@ -339,17 +334,16 @@ void scheduler_cancel(struct scheduler *scheduler, struct sequence *sequence)
 
 const float *scheduler_logits(struct scheduler *scheduler, uint32_t row, bool draft)
 {
-    size_t vocab = scheduler->facts.config.vocab;
-    memcpy(scheduler->row, exchange_logits(&scheduler->exchange, &scheduler->layout, draft) + row * vocab,
-           vocab * sizeof(float));
-    return scheduler->row;
+    return exchange_logits(&scheduler->exchange, &scheduler->layout, draft) +
+           (size_t)row * scheduler->facts.config.vocab;
 }
 
 static void describe_failure(const struct step_done *done, struct error *ret_error)
 {
     if (done->status == -EIO && done->code != 0)
         error_set(ret_error, EIO,
-                  "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ", in experts-*-%05" PRIu32 ".safetensors: %s",
+                  "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ", in experts-*-%05" PRIu32
+                  ".safetensors: %s",
                   done->expert, done->layer, done->slice, done->layer,
                   done->code == EBADMSG ? "its checksum is wrong; the file is damaged: copy it again, or "
                                           "`calypte convert` the model anew"

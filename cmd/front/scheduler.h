@@ -94,7 +94,6 @@ struct scheduler {
     size_t message_bytes;
     uint32_t unsent;  /* bit w: worker w has not got the message */
     uint32_t redials; /* times that those of `unsent` were dialled again */
-    float *row;       /* [vocab] a private copy of one row of logits */
 };
 
 /* Attaches the segments of `instance` and dials `<rundir>/worker.<i>.ipc`. */
@@ -125,5 +124,6 @@ void scheduler_continue(struct scheduler *scheduler);
 
 bool scheduler_serving(const struct scheduler *scheduler);
 
-/* A private copy of one row of logits of the STEP that is being advanced, [vocab]; valid until the next call. */
+/* One row of logits of the STEP that is being advanced, [vocab], where the workers wrote it: in shared memory, so nothing that is read may
+ * be believed to be the same when it is read again. */
 const float *scheduler_logits(struct scheduler *scheduler, uint32_t row, bool draft);
