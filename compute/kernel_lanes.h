@@ -592,8 +592,10 @@ static inline uint32_t select_digits(const float *scores, uint32_t n, uint32_t k
     uint32_t here = n, gathered = 0; /* scores that agree with the prefix; how many of them stand in `few` */
     for (unsigned pass = 0; pass < 3; pass++) {
         memset(count, 0, sizeof count);
-        if (here <= SELECT_FEW && gathered == 0)
+        if (here <= SELECT_FEW && gathered == 0) {
             gathered = gather_orders(scores, n, higher, prefix, few);
+            memset(few + gathered, 0, LANES * sizeof few[0]); /* the rest of the last lanes, which counts nothing */
+        }
         for (uint32_t i = 0; i < gathered; i += LANES)
             count_digits(integers_load(few + i), first_lanes(gathered - i), false, shifts[pass], higher, prefix, count);
         uint32_t i = 0;
