@@ -1,5 +1,6 @@
 /* calypte bench decode and bench prefill: a whole instance on a whole model, against the bandwidth and the dot
  * instruction of the machine, which are measured between its runs. */
+#include "cmd/bench/disk.h"
 #include "cmd/bench/memory.h"
 #include "cmd/bench/volume.h"
 #include "cmd/cli/client.h"
@@ -89,6 +90,8 @@ static const char *const counted_names[COUNTED_PARTS] = {
 struct figures {
     double tokens_per_s, read, dot; /* GB/s, GMAC/s: the better of what was measured before and after the run */
     double counted[COUNTED_PARTS], part_s[STEP_PARTS];
+    struct disk_run disk;
+    double expected_s; /* of the steps: bench_disk_expected() */
 };
 
 /* What bounds a run: measured while the instance has nothing to do. */
@@ -113,6 +116,7 @@ struct bench {
     struct limits limits;
     struct target target;
     struct client client;
+    struct bench_disk *disk;
     struct figures best;
     struct bench_spread tokens_per_s, read; /* of all runs */
     json_t *status;                         /* the supervisor's */
@@ -199,6 +203,9 @@ static int open_instance(struct bench *bench, int interrupt_fd, struct error *re
         status = target_open(bench->arguments.operands[0], NULL, settings, interrupt_fd, &bench->target, ret_error);
     if (status == 0)
         status = client_open(&bench->target.instance, "api.ipc", interrupt_fd, &bench->client, ret_error);
+    if (status == 0)
+        status = bench_disk_open(bench->target.instance.name, bench->arguments.operands[0], settings, &bench->disk,
+                                 ret_error);
     return status;
 }
 
@@ -219,8 +226,8 @@ static int take_counters(struct bench *bench, struct figures *ret_figures, struc
     return 0;
 }
 
-/* One request. Prompts of a decode are the same, and all but their last token stay in the session; prefills differ
- * by `run`. */
+/* One request. Prompts of a decode are the same, and all but their last token stay in the session, but each run draws other tokens, so that
+ * it uses other experts; prefills differ by `run`. */
 static int ask(struct bench *bench, unsigned run, uint32_t max_tokens, json_t **ret_answer, struct error *ret_error)
 {
     uint32_t state = bench->prefill ? run + 1 : 1, vocab = bench->container->config.vocab;
@@ -235,6 +242,8 @@ static int ask(struct bench *bench, unsigned run, uint32_t max_tokens, json_t **
         char session[32];
         snprintf(session, sizeof session, "bench-%d", getpid());
         json_object_set_new(request, "session", json_string(session));
+        json_object_set_new(request, "temperature", json_real(1));
+        json_object_set_new(request, "seed", json_integer(run));
     }
     return client_call(&bench->client, request, -1, ret_answer, ret_error);
 }
@@ -243,7 +252,9 @@ static int measure_run(struct bench *bench, unsigned run, struct figures *ret_fi
 {
     struct figures before;
     json_t *answer = NULL;
-    int status = take_counters(bench, &before, ret_error);
+    int status = bench_disk_before(bench->disk, ret_error);
+    if (status == 0)
+        status = take_counters(bench, &before, ret_error);
     if (status == 0)
         status = ask(bench, run, bench->tokens, &answer, ret_error);
     if (status == 0)
@@ -261,6 +272,13 @@ static int measure_run(struct bench *bench, unsigned run, struct figures *ret_fi
         ret_figures->tokens_per_s = wall > 0 ? (bench->prefill ? bench->prompt : bench->tokens) / wall : 0;
     }
     json_decref(answer);
+    if (status == 0)
+        status = bench_disk_after(bench->disk, &ret_figures->disk, ret_error);
+    if (status == 0) {
+        double experts = ret_figures->part_s[PART_EXPERTS];
+        double rest = ret_figures->counted[COUNTED_STEP_S] - experts - ret_figures->part_s[PART_WAIT];
+        ret_figures->expected_s = bench_disk_expected(bench->disk, experts, rest);
+    }
     return status;
 }
 
@@ -344,15 +362,23 @@ static json_t *parts_json(const struct bench *bench)
     return parts;
 }
 
+/* While at least one demand was outstanding. */
+static double disk_gbps(const struct bench *bench)
+{
+    double busy = bench->best.disk.busy_s;
+    return busy > 0 ? bench->best.counted[COUNTED_DISK] / busy * 1e-9 : 0;
+}
+
 static void print_json(const struct bench *bench, const struct result *result)
 {
     const double *counted = bench->best.counted;
     double limit = result->read_limit < result->dot_limit ? result->read_limit : result->dot_limit;
     char cpu[128];
     bench_cpu_name(cpu, sizeof cpu);
-    double wait = bench->best.part_s[PART_WAIT];
-    json_t *disk = json_pack("{s:I, s:f, s:f, s:n}", "bytes", (json_int_t)counted[COUNTED_DISK], "demand_s", wait,
-                             "gbps", wait > 0 ? counted[COUNTED_DISK] / wait * 1e-9 : 0.0, "iobench_gbps");
+    const struct disk_run *run = &bench->best.disk;
+    json_t *disk = json_pack("{s:I, s:f, s:f, s:f, s:f}", "bytes", (json_int_t)counted[COUNTED_DISK], "demand_s",
+                             run->busy_s, "gbps", disk_gbps(bench), "iobench_gbps", run->bytes_per_s * 1e-9,
+                             "expected_steps_s", bench->best.expected_s);
     json_t *pool =
         json_pack("{s:O?, s:I, s:I}", "slots", json_object_get(json_object_get(bench->status, "pool"), "slots"), "hits",
                   (json_int_t)counted[COUNTED_HITS], "misses", (json_int_t)counted[COUNTED_MISSES]);
@@ -407,6 +433,14 @@ static void print_lines(const struct bench *bench, const struct result *result)
            1e3 * (counted[COUNTED_FLIGHT] - counted[COUNTED_STEP_S]) / steps);
     printf("experts   %.0f hits, %.0f misses, %.1f MB from disk\n", counted[COUNTED_HITS], counted[COUNTED_MISSES],
            counted[COUNTED_DISK] * 1e-6);
+    const struct disk_run *run = &bench->best.disk;
+    if (run->bytes_per_s <= 0)
+        return;
+    printf("disk      %.2f GB/s in the %.2f s with a demand outstanding; iobench %.2f GB/s: %.1f %%\n",
+           disk_gbps(bench), run->busy_s, run->bytes_per_s * 1e-9, 100 * disk_gbps(bench) / (run->bytes_per_s * 1e-9));
+    printf("          the steps took %.3f times their parts (%.3f ms a step where reads hide products and products "
+           "reads)\n",
+           counted[COUNTED_STEP_S] / bench->best.expected_s, 1e3 * bench->best.expected_s / steps);
 }
 
 static int run(struct bench *bench, int interrupt_fd, struct error *ret_error)
@@ -418,6 +452,7 @@ static int run(struct bench *bench, int interrupt_fd, struct error *ret_error)
         status = open_instance(bench, interrupt_fd, ret_error);
     if (status == 0)
         status = measure_runs(bench, ret_error);
+    bench_disk_close(bench->disk);
     client_close(&bench->client);
     target_close(&bench->target);
     close_limits(&bench->limits);
