@@ -376,9 +376,11 @@ static void print_json(const struct bench *bench, const struct result *result)
     char cpu[128];
     bench_cpu_name(cpu, sizeof cpu);
     const struct disk_run *run = &bench->best.disk;
-    json_t *disk = json_pack("{s:I, s:f, s:f, s:f, s:f}", "bytes", (json_int_t)counted[COUNTED_DISK], "demand_s",
-                             run->busy_s, "gbps", disk_gbps(bench), "iobench_gbps", run->bytes_per_s * 1e-9,
-                             "expected_steps_s", bench->best.expected_s);
+    bool measured = run->bytes_per_s > 0;
+    json_t *disk =
+        json_pack("{s:I, s:f, s:f, s:o, s:o}", "bytes", (json_int_t)counted[COUNTED_DISK], "demand_s", run->busy_s,
+                  "gbps", disk_gbps(bench), "iobench_gbps", measured ? json_real(run->bytes_per_s * 1e-9) : json_null(),
+                  "expected_steps_s", measured ? json_real(bench->best.expected_s) : json_null());
     json_t *pool =
         json_pack("{s:O?, s:I, s:I}", "slots", json_object_get(json_object_get(bench->status, "pool"), "slots"), "hits",
                   (json_int_t)counted[COUNTED_HITS], "misses", (json_int_t)counted[COUNTED_MISSES]);
