@@ -116,9 +116,10 @@ int bench_disk_after(struct bench_disk *disk, struct disk_run *ret_run, struct e
     int status = 0;
     disk->run = (struct disk_run){.busy_s = (double)busy_ns * 1e-9};
     count_visits(disk);
-    if (disk->run.missed > 0)
+    if (disk->run.missed > 0) {
         status = measure_drive(disk, &disk->rate, ret_error);
-    disk->run.bytes_per_s = disk->rate > before ? disk->rate : before;
+        disk->run.bytes_per_s = disk->rate > before ? disk->rate : before;
+    }
     *ret_run = disk->run;
     return status;
 }
