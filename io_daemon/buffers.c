@@ -102,14 +102,15 @@ bool buffers_keep(struct buffers *buffers, uint32_t slots)
 
 void buffers_release(struct buffers *buffers, uint32_t slots)
 {
-    const struct reader *reader = buffers->reader;
+    struct reader *reader = buffers->reader;
     for (uint32_t c = buffers->chunks; c-- > 0 && end_slot(buffers, c) > slots;) {
         for (uint32_t n = 0; n < buffers->pool->nodes; n++) {
             uint32_t place = place_of(buffers, c, n);
             if (!buffers->registered[place])
                 continue;
-            /* Even if the kernel did not let go of it, no read names it again. */
+            /* Even if the kernel did not let go of it, no read names it again, and none that waits. */
             buffers->registered[place] = false;
+            reader_forget_buffer(reader, place + 1);
             reader->method->register_buffer(reader->io, place, NULL, 0);
             atomic_fetch_sub_explicit(buffers->bytes, chunk_bytes(buffers, c), memory_order_relaxed);
         }

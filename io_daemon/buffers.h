@@ -12,8 +12,8 @@
 
 struct buffers {
     struct pool *pool;
-    const struct reader *reader; /* its method must know how to register, or nothing is */
-    _Atomic uint64_t *bytes;     /* counter: registered now */
+    struct reader *reader;   /* its method must know how to register, or nothing is */
+    _Atomic uint64_t *bytes; /* counter: registered now */
     void (*log)(const char *line);
     bool *registered; /* [chunks][nodes] */
     uint32_t chunk_slots, object_chunks, chunks;
@@ -29,7 +29,8 @@ void buffers_close(struct buffers *buffers);
  * takes a millisecond or two. */
 bool buffers_keep(struct buffers *buffers, uint32_t slots);
 
-/* Gives back every chunk that has a slot at or above `slots`. Reads of them may be in flight still. */
+/* Gives back every chunk that has a slot at or above `slots`. Reads of them may be in flight still; those that wait are
+ * sent as into any memory. */
 void buffers_release(struct buffers *buffers, uint32_t slots);
 
 /* io_read.buffer_place of a read into that slot, from that slice on within one node. */

@@ -1,6 +1,5 @@
 #include "io_daemon/dense_load.h"
 
-#include "io_daemon/disk.h"
 #include "proto/cleanup.h"
 #include "shm/dense.h"
 
@@ -87,6 +86,13 @@ static int make_plan(const struct container *container, struct dense_plan *plan,
     return 0;
 }
 
+/* What is known of a dense file. */
+struct dense_progress {
+    bool wanted;                  /* to be read, or read again */
+    uint32_t copy, tried;         /* from where; bit c: copy c was not good */
+    const struct tensor *damaged; /* a tensor whose checksum differs, of the last reading */
+};
+
 static bool keep_segment(const struct dense_load *load, const struct dense_plan *plan)
 {
     struct segment segment;
@@ -94,14 +100,14 @@ static bool keep_segment(const struct dense_load *load, const struct dense_plan 
         return false;
     const struct dense_header *header = segment.base;
     bool keep = atomic_load_explicit(&header->ready, memory_order_acquire) == 1 &&
-                header->identity == load->container->identity;
+                header->identity == load->copies->container->identity;
     segment_detach(&segment);
     return keep;
 }
 
 static void fill_directory(const struct dense_load *load, const struct dense_plan *plan, const struct segment *segment)
 {
-    const struct container *container = load->container;
+    const struct container *container = load->copies->container;
     struct dense_header *header = segment->base;
     char *base = segment->base;
     header->count = plan->count;
@@ -113,20 +119,15 @@ static void fill_directory(const struct dense_load *load, const struct dense_pla
         memcpy(base + plan->exponents_offset + i * layer_bytes, container->experts[i].exponents, layer_bytes);
 }
 
-/* The verdicts that are due; the first bad one is the error. */
-static int collect_verdicts(struct dense_load *load, size_t *left, struct error *ret_error)
+/* The verdicts that are due. */
+static void collect_verdicts(struct dense_load *load, size_t *left)
 {
-    int status = 0;
     for (struct verify_job *job = verifier_collect(load->verifier); job; job = job->next) {
+        struct dense_progress *progress = job->owner;
         (*left)--;
-        const struct safetensors *file = job->owner;
-        if (!job->matches && status == 0)
-            status = error_set(ret_error, EBADMSG,
-                               "%s: tensor %s: its checksum differs, the bytes on disk are damaged: fetch this "
-                               "file again or convert again",
-                               file->path, file->tensors[job->index].name);
+        if (!job->matches && !progress->damaged)
+            progress->damaged = &load->copies->container->dense[progress - load->progress].header.tensors[job->index];
     }
-    return status;
 }
 
 static void empty_doorbell(const struct dense_load *load)
@@ -135,21 +136,23 @@ static void empty_doorbell(const struct dense_load *load)
     (void)!read(load->doorbell_fd, &rings, sizeof(rings)); /* non-blocking; empty already is fine */
 }
 
-static int piece_failure(const struct safetensors *file, const struct piece *piece, struct error *ret_error)
+static int piece_failure(const char *path, const struct piece *piece, struct error *ret_error)
 {
     if (piece->status == -ENODATA)
         return error_set(ret_error, EIO,
-                         "%s: the file is truncated at byte %llu: fetch this file again or convert again", file->path,
+                         "%s: the file is truncated at byte %llu: fetch this file again or convert again", path,
                          (unsigned long long)piece->read.offset);
-    return error_set(ret_error, -piece->status, "%s: cannot be read at byte %llu: %s: check the drive (dmesg)",
-                     file->path, (unsigned long long)piece->read.offset, strerror(-piece->status));
+    return error_set(ret_error, -piece->status, "%s: cannot be read at byte %llu: %s: check the drive (dmesg)", path,
+                     (unsigned long long)piece->read.offset, strerror(-piece->status));
 }
 
-/* Waits until `count` pieces are back; after a failure takes back what is not in flight. */
-static int wait_for_pieces(struct dense_load *load, const struct safetensors *file, uint64_t count,
+/* Waits until `count` pieces are back; after a failure takes back what is not in flight. `ret_read`: 0, or the result of
+ * the read that failed. */
+static int wait_for_pieces(struct dense_load *load, const char *path, uint64_t count, int *ret_read,
                            struct error *ret_error)
 {
     int status = 0;
+    *ret_read = 0;
     while (count) {
         struct piece *finished;
         uint32_t events;
@@ -159,8 +162,10 @@ static int wait_for_pieces(struct dense_load *load, const struct safetensors *fi
             return waited;
         for (; finished; finished = finished->next) {
             count--;
-            if (finished->status < 0 && status == 0)
-                status = piece_failure(file, finished, ret_error);
+            if (finished->status < 0 && status == 0) {
+                *ret_read = finished->status;
+                status = piece_failure(path, finished, ret_error);
+            }
         }
         if (events & IO_EVENT_DOORBELL)
             empty_doorbell(load);
@@ -174,43 +179,66 @@ static int wait_for_pieces(struct dense_load *load, const struct safetensors *fi
     return status;
 }
 
-static int read_file(struct dense_load *load, const struct safetensors *file, char *base, struct error *ret_error)
+/* Reads dense file `f` from the copy that its progress names. */
+static int read_copy(struct dense_load *load, size_t f, char *base, int *ret_read, struct error *ret_error)
 {
-    bool direct;
-    _cleanup_close_ int fd = disk_open(file->path, &direct, ret_error);
-    if (fd < 0)
-        return fd;
-    load->direct = load->direct && direct;
+    const struct copies *copies = load->copies;
+    const struct safetensors *file = &copies->container->dense[f].header;
+    size_t place = copies_dense_file(copies, f);
+    const struct copy_file *opened = &copies->copy[load->progress[f].copy].files[place];
+    const char *path = copies_path(copies, load->progress[f].copy, place);
     uint64_t bytes = data_bytes(file), count = (bytes + PIECE_BYTES - 1) / PIECE_BYTES;
+    *ret_read = 0;
     _cleanup_free_ struct piece *pieces = calloc(count + 1, sizeof(*pieces));
     if (!pieces)
-        return error_set(ret_error, ENOMEM, "%s: out of memory", file->path);
+        return error_set(ret_error, ENOMEM, "%s: out of memory", path);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t done = i * PIECE_BYTES;
-        pieces[i].read = (struct io_read){.fd = fd,
+        pieces[i].read = (struct io_read){.fd = opened->fd,
                                           .buffer = base + done,
                                           .bytes = bytes - done < PIECE_BYTES ? bytes - done : PIECE_BYTES,
                                           .offset = file->data_offset + done};
+        pieces[i].drive = opened->drive;
         reader_add(load->reader, &pieces[i]);
     }
-    int status = wait_for_pieces(load, file, count, ret_error);
+    int status = wait_for_pieces(load, path, count, ret_read, ret_error);
     if (load->reader->flying)
         take_pointer(pieces); /* waiting itself failed: the process ends with reads in flight, their memory must stay */
     return status;
 }
 
-static void add_verify_jobs(struct dense_load *load, const struct dense_file *file, const char *base,
-                            struct verify_job *jobs)
+/* Reads a file from a copy that gives all of it, and drops those that do not. */
+static int read_file(struct dense_load *load, size_t f, char *base, struct error *ret_error)
 {
+    struct copies *copies = load->copies;
+    struct dense_progress *progress = &load->progress[f];
+    while (true) {
+        int failed;
+        progress->copy = (uint32_t)__builtin_ctz(copies->live & ~progress->tried);
+        int status = read_copy(load, f, base, &failed, ret_error);
+        if (status == 0)
+            atomic_fetch_add_explicit(&load->control->iod.dense_bytes, data_bytes(&copies->container->dense[f].header),
+                                      memory_order_relaxed);
+        progress->tried |= 1u << progress->copy;
+        if (status == 0 || !copies_is_fault(failed) || load->reader->flying || !(copies->live & ~progress->tried))
+            return status;
+        copies_drop(copies, progress->copy, copies_dense_file(copies, f), failed);
+    }
+}
+
+static size_t add_verify_jobs(struct dense_load *load, size_t f, const char *base, struct verify_job *jobs)
+{
+    const struct dense_file *file = &load->copies->container->dense[f];
     for (size_t t = 0; t < file->header.count; t++) {
         const struct tensor *tensor = &file->header.tensors[t];
         jobs[t] = (struct verify_job){.data = base + (tensor->offset - file->header.data_offset),
                                       .bytes = tensor->bytes,
                                       .expected = file->checksums[t],
-                                      .owner = (void *)(uintptr_t)&file->header,
+                                      .owner = &load->progress[f],
                                       .index = (uint32_t)t};
         verifier_add(load->verifier, &jobs[t]);
     }
+    return file->header.count;
 }
 
 /* Sleeps in the reader, with nothing to read, until the verify thread has finished. */
@@ -218,8 +246,7 @@ static int wait_for_verdicts(struct dense_load *load, size_t left, int status, s
 {
     while (true) {
         struct error ignored;
-        int verdict = collect_verdicts(load, &left, status ? &ignored : ret_error);
-        status = status ? status : verdict;
+        collect_verdicts(load, &left);
         if (left == 0)
             return status;
         struct piece *finished;
@@ -232,35 +259,78 @@ static int wait_for_verdicts(struct dense_load *load, size_t left, int status, s
     }
 }
 
-/* Reads one file after another; the verify thread works on the one before. */
+/* A file with a damaged tensor is read once more, from another copy; none: the error. */
+static int look_elsewhere(struct dense_load *load, size_t f, bool *ret_again, struct error *ret_error)
+{
+    struct copies *copies = load->copies;
+    struct dense_progress *progress = &load->progress[f];
+    const char *path = copies_path(copies, progress->copy, copies_dense_file(copies, f));
+    const char *name = progress->damaged->name;
+    uint32_t others = copies->live & ~progress->tried;
+    if (!others)
+        return error_set(ret_error, EBADMSG,
+                         "%s: tensor %s: its checksum differs, the bytes on disk are damaged: fetch this file again or "
+                         "convert again",
+                         path, name);
+    char line[1200];
+    snprintf(
+        line, sizeof(line),
+        "%s: tensor %s: its checksum differs, the bytes on disk are damaged: read from %s instead; fetch this file "
+        "again or convert again",
+        path, name, copies->copy[__builtin_ctz(others)].path);
+    copies->log(line);
+    progress->damaged = NULL;
+    progress->wanted = *ret_again = true;
+    return 0;
+}
+
+/* Reads the wanted files one after another; the verify thread works on the one before. */
+static int read_wanted(struct dense_load *load, const struct dense_plan *plan, char *base, struct verify_job *jobs,
+                       struct error *ret_error)
+{
+    size_t begun = 0;
+    int status = 0;
+    for (size_t f = 0; status == 0 && f < load->copies->container->dense_count; f++) {
+        if (!load->progress[f].wanted)
+            continue;
+        load->progress[f].wanted = false;
+        status = read_file(load, f, base + plan->data[f], ret_error);
+        if (status == 0 && load->verify)
+            begun += add_verify_jobs(load, f, base + plan->data[f], jobs + begun);
+    }
+    return wait_for_verdicts(load, begun, status, ret_error);
+}
+
 static int fill_data(struct dense_load *load, const struct dense_plan *plan, char *base, struct error *ret_error)
 {
-    const struct container *container = load->container;
-    size_t most = 0, begun = 0;
+    const struct container *container = load->copies->container;
+    size_t most = 0;
     for (size_t f = 0; f < container->dense_count; f++)
         most += container->dense[f].header.count;
     _cleanup_free_ struct verify_job *jobs = calloc(most + 1, sizeof(*jobs));
-    if (!jobs)
+    _cleanup_free_ struct dense_progress *progress = calloc(container->dense_count + 1, sizeof(*progress));
+    if (!jobs || !progress)
         return error_set(ret_error, ENOMEM, "dense weights: out of memory");
+    load->progress = progress;
+    for (size_t f = 0; f < container->dense_count; f++)
+        progress[f].wanted = true;
     int status = 0;
-    for (size_t f = 0; status == 0 && f < container->dense_count; f++) {
-        const struct dense_file *file = &container->dense[f];
-        status = read_file(load, &file->header, base + plan->data[f], ret_error);
-        if (status < 0)
-            break;
-        atomic_fetch_add_explicit(&load->control->iod.dense_bytes, data_bytes(&file->header), memory_order_relaxed);
-        if (!load->verify)
-            continue;
-        add_verify_jobs(load, file, base + plan->data[f], jobs + begun);
-        begun += file->header.count;
+    for (bool again = true; status == 0 && again;) {
+        again = false;
+        status = read_wanted(load, plan, base, jobs, ret_error);
+        for (size_t f = 0; status == 0 && f < container->dense_count; f++) {
+            if (progress[f].damaged)
+                status = look_elsewhere(load, f, &again, ret_error);
+        }
     }
-    return wait_for_verdicts(load, begun, status, ret_error);
+    load->progress = NULL;
+    return status;
 }
 
 int dense_load(struct dense_load *load, struct error *ret_error)
 {
     _cleanup_(free_plan) struct dense_plan plan = {0};
-    int status = make_plan(load->container, &plan, ret_error);
+    int status = make_plan(load->copies->container, &plan, ret_error);
     if (status < 0 || keep_segment(load, &plan))
         return status;
     status = segment_unlink(load->instance, "dense");

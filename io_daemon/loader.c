@@ -12,6 +12,7 @@
  *   buffers.c     the part of the pool that io_uring knows in advance
  *   loads.c       the experts that are being read: pieces in, slices to the verify thread, READY or FAILED out
  *   dense_load.c  the resident weights, once at start
+ *   copies.c      the files of the container and of its mirror, and which of them is read
  *   reader.c      whole pieces out of partial reads, bounds of what is in flight
  *   method_uring.c, method_pread.c  two ways to read, one table (method.h)
  *   verify.c      the thread that computes checksums
@@ -22,7 +23,6 @@
 #include "io_daemon/loader.h"
 
 #include "io_daemon/dense_load.h"
-#include "io_daemon/disk.h"
 #include "io_daemon/follower.h"
 #include "io_daemon/holds.h"
 #include "io_daemon/loads.h"
@@ -33,7 +33,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 
 #define LOCK_FILE "iod.lock"
 #define LOCK_RETRY_MS 5
@@ -49,19 +48,15 @@ struct loader {
     void (*log)(const char *line);
     struct control *control;
     struct facts facts;
-    struct container *container;
+    struct copies copies;
+    const struct container *container; /* what the copies have in common */
     struct pool pool;
     int doorbell_fd, own_doorbell_fd, stop_fd;
     int lock_fd;
     bool lock_held, lock_given_up;
     uint64_t lock_deadline_ns;
-    struct load_file *files; /* [MoE layers][stripes] */
-    size_t file_count;
-    dev_t drives[READER_DRIVES];
-    uint32_t drive_count;
-    bool direct;
     struct reader reader;
-    struct verifier *verifiers[READER_DRIVES]; /* [drive_count], one thread each */
+    struct verifier *verifiers[READER_DRIVES]; /* [drives of the copies], one thread each */
     struct requests requests;
     struct placement placement;
     struct buffers buffers;
@@ -109,15 +104,10 @@ static int attach_instance(struct loader *loader, struct error *ret_error)
 {
     int status = control_attach(loader->instance, &loader->control, &loader->facts, ret_error);
     if (status == 0)
-        status = container_open(loader->facts.container, &loader->container, ret_error);
+        status = copies_open(&loader->copies, &loader->facts, loader->control, loader->log, ret_error);
     if (status < 0)
         return status;
-    const struct container *container = loader->container;
-    if (container->identity != loader->facts.identity)
-        return error_set(ret_error, ESTALE,
-                         "%s: is not the container that the instance was started with: run `calypte down` and `calypte "
-                         "up` again",
-                         container->path);
+    const struct container *container = loader->container = loader->copies.container;
     status = pool_attach(loader->instance, &loader->pool, ret_error);
     if (status < 0)
         return status;
@@ -179,72 +169,30 @@ static int open_method(struct loader *loader, const struct io_method *method, st
     return 0;
 }
 
-/* Files of one device share a drive; of more devices than there are drives, the last do. */
-static int find_drive(struct loader *loader, struct load_file *file)
-{
-    struct stat found;
-    if (fstat(file->fd, &found) < 0)
-        return -errno;
-    uint32_t d = 0;
-    while (d < loader->drive_count && loader->drives[d] != found.st_dev)
-        d++;
-    if (d == loader->drive_count && d < READER_DRIVES)
-        loader->drives[loader->drive_count++] = found.st_dev;
-    file->drive = (uint8_t)(d < READER_DRIVES ? d : READER_DRIVES - 1);
-    return 0;
-}
-
-static int open_files(struct loader *loader, struct error *ret_error)
-{
-    const struct container *container = loader->container;
-    size_t count = container->expert_count * container->stripes;
-    loader->direct = true;
-    loader->files = calloc(count, sizeof(*loader->files));
-    if (!loader->files)
-        return error_set(ret_error, ENOMEM, "expert files: out of memory");
-    for (size_t i = 0; i < count; i++)
-        loader->files[i].fd = -1;
-    loader->file_count = count;
-    for (size_t i = 0; i < count; i++) {
-        const struct expert_layer *layer = &container->experts[i / container->stripes];
-        const char *path = layer->stripes[i % container->stripes].header.path;
-        bool direct;
-        loader->files[i].fd = disk_open(path, &direct, ret_error);
-        if (loader->files[i].fd < 0)
-            return loader->files[i].fd;
-        int status = find_drive(loader, &loader->files[i]);
-        if (status < 0)
-            return error_set(ret_error, -status, "%s: its device is not known: %s", path, strerror(-status));
-        loader->direct = loader->direct && direct;
-    }
-    return 0;
-}
-
 /* Reads of registered files spare the kernel a look-up each. */
 static int register_files(struct loader *loader, struct error *ret_error)
 {
-    size_t count = loader->file_count;
     if (!loader->reader.method->register_files)
         return 0;
-    _cleanup_free_ int *fds = calloc(count + 1, sizeof(*fds));
+    _cleanup_free_ int *fds = calloc(MAX_COPIES * loader->copies.file_count + 1, sizeof(*fds));
     if (!fds)
-        return error_set(ret_error, ENOMEM, "expert files: out of memory");
-    for (size_t i = 0; i < count; i++)
-        fds[i] = loader->files[i].fd;
-    int status = loader->reader.method->register_files(loader->reader.io, fds, (uint32_t)count);
+        return error_set(ret_error, ENOMEM, "files of the container: out of memory");
+    uint32_t count = copies_descriptors(&loader->copies, fds);
+    int status = loader->reader.method->register_files(loader->reader.io, fds, count);
     if (status == -EBADF)
         return error_set(ret_error, EBADF, "io_uring does not hold the lock file any more");
     if (status < 0)
-        log_line(loader,
-                 "the %zu expert files are not registered (%s): reading goes on, with a little more work a read", count,
-                 strerror(-status));
+        log_line(
+            loader,
+            "the %u files of the container are not registered (%s): reading goes on, with a little more work a read",
+            count, strerror(-status));
     return 0;
 }
 
 static int open_verifiers(struct loader *loader, struct error *ret_error)
 {
     int status = 0;
-    for (uint32_t d = 0; status == 0 && (d == 0 || d < loader->drive_count); d++)
+    for (uint32_t d = 0; status == 0 && (d == 0 || d < loader->copies.drive_count); d++)
         status =
             verifier_open(loader->doorbell_fd, &loader->control->iod.verified_bytes, &loader->verifiers[d], ret_error);
     return status;
@@ -253,21 +201,19 @@ static int open_verifiers(struct loader *loader, struct error *ret_error)
 static int load_dense(struct loader *loader, struct error *ret_error)
 {
     struct dense_load load = {.instance = loader->instance,
-                              .container = loader->container,
+                              .copies = &loader->copies,
                               .reader = &loader->reader,
                               .verifier = loader->verifiers[0],
                               .control = loader->control,
                               .doorbell_fd = loader->doorbell_fd,
                               .verify = loader->facts.verify != VERIFY_OFF,
-                              .hugepages = loader->facts.hugepages,
-                              .direct = loader->direct};
+                              .hugepages = loader->facts.hugepages};
+    atomic_store(&loader->control->iod.direct, loader->copies.direct);
     int status = dense_load(&load, ret_error);
-    loader->direct = load.direct;
-    if (status == 0 && !loader->direct)
+    if (status == 0 && !loader->copies.direct)
         log_line(loader,
                  "%s: its file system refuses O_DIRECT: reading through the page cache, which costs memory and speed",
                  loader->container->path);
-    atomic_store(&loader->control->iod.direct, loader->direct);
     return status;
 }
 
@@ -322,14 +268,13 @@ static int open_books(struct loader *loader, const char *rundir, struct error *r
         return status;
     follower_open(loader->control, &loader->placement, &loader->guesses, loader->usage, &loader->follower);
     guesses_open(&loader->guesses, monotonic_ns());
-    loader->loads.container = loader->container;
+    loader->loads.copies = &loader->copies;
     loader->loads.placement = &loader->placement;
     loader->loads.requests = &loader->requests;
     loader->loads.buffers = &loader->buffers;
     loader->loads.verifiers = loader->verifiers;
     loader->loads.verify = (enum verify_choice)loader->facts.verify;
     loader->loads.control = loader->control;
-    loader->loads.files = loader->files;
     loader->loads.log = loader->log;
     return loads_open(&loader->loads, ret_error);
 }
@@ -362,8 +307,6 @@ static int open_all(struct loader *loader, const struct loader_options *options,
     if (status == 0)
         status = open_method(loader, options->method, ret_error);
     if (status == 0)
-        status = open_files(loader, ret_error);
-    if (status == 0)
         status = register_files(loader, ret_error);
     if (status == 0)
         status = open_verifiers(loader, ret_error);
@@ -382,6 +325,7 @@ int loader_open(const struct loader_options *options, struct loader **ret_loader
     loader->instance = options->instance;
     loader->log = options->log;
     loader->stop_fd = options->stop_fd;
+    loader->reader.most_bytes = options->in_flight;
     loader->lock_fd = loader->own_doorbell_fd = -1;
     loader->loads.reader = &loader->reader; /* loader_close cancels loads however far we came */
     int status = open_all(loader, options, ret_error);
@@ -567,6 +511,7 @@ static void publish_state(struct loader *loader)
     for (uint32_t d = 0; d < READER_DRIVES; d++)
         flying += loader->reader.drives[d].flying_bytes;
     placement_publish_heat(&loader->placement);
+    copies_publish(&loader->copies, &loader->reader);
     atomic_fetch_add_explicit(&line->busy_ns, busy_ns, memory_order_relaxed);
     atomic_store_explicit(&line->queued_demands, requests->queued[PRIORITY_DEMAND], memory_order_relaxed);
     atomic_store_explicit(&line->queued_lookaheads, requests->queued[PRIORITY_LOOKAHEAD], memory_order_relaxed);
@@ -657,11 +602,8 @@ void loader_close(struct loader *loader)
     buffers_close(&loader->buffers);
     placement_close(&loader->placement);
     requests_close(&loader->requests);
-    for (size_t i = 0; loader->files && i < loader->file_count; i++)
-        close_fdp(&loader->files[i].fd);
-    free(loader->files);
     pool_detach(&loader->pool);
-    container_close(loader->container);
+    copies_close(&loader->copies);
     if (loader->control)
         control_detach(loader->control);
     close_fdp(&loader->lock_fd);

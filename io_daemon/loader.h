@@ -11,6 +11,7 @@ struct loader_options {
     int doorbell_fd;                /* eventfd that workers write; made non-blocking. -1: nobody rings, one is made */
     int stop_fd;                    /* readable: end. -1: never */
     const struct io_method *method; /* NULL: as facts.io says */
+    uint64_t in_flight;             /* bytes of a drive, at most; 0: READER_IN_FLIGHT */
     /* a line for the user, without its end; called by the thread that runs the loader */
     void (*log)(const char *line);
 };

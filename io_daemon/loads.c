@@ -15,19 +15,32 @@ static void cut_stretch(struct loads *loads, size_t first, size_t end)
         loads->cuts[loads->cut_count++] = (struct cut){at, end - at < bytes ? end - at : bytes};
 }
 
+/* How many whole slices a piece may have where two copies are read: then no slice comes from both, unless one fails, and a
+ * wrong checksum says which copy is wrong. */
+static uint32_t group_slices(const struct loads *loads)
+{
+    size_t most = PIECE_BYTES / loads->copies->container->slice_bytes;
+    if ((loads->copies->live & (loads->copies->live - 1)) == 0 || most > EXPERT_SLICES)
+        return EXPERT_SLICES;
+    return most ? (uint32_t)most : 1;
+}
+
 /* Cuts a blob where its stripe or its node changes, and what is between into pieces. */
 static int make_cuts(struct loads *loads, struct error *ret_error)
 {
     uint32_t nodes = loads->placement->pool->nodes, slices_a_node = EXPERT_SLICES / nodes;
-    size_t slice_bytes = loads->container->slice_bytes;
+    const struct container *container = loads->copies->container;
+    size_t slice_bytes = container->slice_bytes;
     loads->cuts = calloc(EXPERT_SLICES * (slice_bytes / PIECE_BYTES + 2), sizeof(*loads->cuts));
     if (!loads->cuts)
         return error_set(ret_error, ENOMEM, "loads: out of memory");
-    for (uint32_t s = 0; s < loads->container->stripes; s++) {
-        struct range share = split(EXPERT_SLICES, s, loads->container->stripes);
+    uint32_t group = group_slices(loads);
+    for (uint32_t s = 0; s < container->stripes; s++) {
+        struct range share = split(EXPERT_SLICES, s, container->stripes);
         for (uint32_t slice = share.first, end; slice < share.first + share.count; slice = end) {
             end = (slice / slices_a_node + 1) * slices_a_node;
             end = end < share.first + share.count ? end : share.first + share.count;
+            end = end < slice + group ? end : slice + group;
             cut_stretch(loads, slice * slice_bytes, end * slice_bytes);
         }
     }
@@ -39,8 +52,10 @@ int loads_open(struct loads *loads, struct error *ret_error)
     int status = make_cuts(loads, ret_error);
     if (status < 0)
         return status;
-    loads->verified = calloc(loads->placement->pool->expert_count, sizeof(*loads->verified));
-    bool complete = loads->verified;
+    size_t experts = loads->placement->pool->expert_count;
+    loads->verified = calloc(MAX_COPIES * experts, sizeof(*loads->verified));
+    loads->bad = calloc(MAX_COPIES * experts, sizeof(*loads->bad));
+    bool complete = loads->verified && loads->bad;
     for (uint32_t i = 0; i < MAX_LOADS; i++) {
         loads->load[i].pieces = calloc((size_t)loads->cut_count + EXPERT_SLICES, sizeof(struct piece));
         complete = complete && loads->load[i].pieces;
@@ -55,38 +70,43 @@ void loads_close(struct loads *loads)
     for (uint32_t i = 0; i < MAX_LOADS; i++)
         free(loads->load[i].pieces);
     free(loads->verified);
+    free(loads->bad);
     free(loads->cuts);
 }
 
 static const struct expert_layer *layer_of(const struct loads *loads, uint32_t expert)
 {
-    return &loads->container->experts[expert / loads->container->config.experts];
+    return &loads->copies->container->experts[expert / loads->copies->container->config.experts];
 }
 
 static uint32_t stripe_of(const struct loads *loads, uint32_t slice)
 {
-    uint32_t stripe = 0;
-    while (slice >= split(EXPERT_SLICES, stripe + 1, loads->container->stripes).first &&
-           stripe + 1 < loads->container->stripes)
-        stripe++;
-    return stripe;
+    return stripe_of_slice(slice, loads->copies->container->stripes);
 }
 
-static const struct load_file *opened_file(const struct loads *loads, uint32_t expert, uint32_t stripe)
+static size_t file_of(const struct loads *loads, uint32_t expert, uint32_t stripe)
 {
-    const struct container *container = loads->container;
-    return &loads->files[expert / container->config.experts * container->stripes + stripe];
+    return copies_expert_file(loads->copies, expert / loads->copies->container->config.experts, stripe);
+}
+
+/* The file that holds a slice of the load's expert, of the copy from which it is read. */
+static const struct copy_file *opened_file(const struct loads *loads, const struct load *load, uint32_t slice)
+{
+    return &loads->copies->copy[load->copy[slice]].files[file_of(loads, load->expert, stripe_of(loads, slice))];
 }
 
 bool loads_has_room(const struct loads *loads, uint32_t expert, enum priority priority)
 {
+    const struct copies *copies = loads->copies;
     bool background = priority != PRIORITY_DEMAND;
     if (loads->active == MAX_LOADS || (background && loads->active >= MAX_GUESS_LOADS))
         return false;
     /* One drive with room is enough for a demand; a guess keeps out of the way on all. */
     bool any = false, all = true;
-    for (uint32_t s = 0; s < loads->container->stripes; s++) {
-        bool room = reader_has_room(loads->reader, opened_file(loads, expert, s)->drive, background);
+    for (uint32_t s = 0; s < copies->container->stripes; s++) {
+        size_t file = file_of(loads, expert, s);
+        uint32_t copy = copies_choose(copies, loads->reader, copies->live, file, PIECE_BYTES, background);
+        bool room = reader_has_room(loads->reader, copies->copy[copy].files[file].drive, background);
         any = any || room;
         all = all && room;
     }
@@ -105,13 +125,35 @@ void notify_demanders(const struct requests *requests, uint32_t expert)
     }
 }
 
-/* Reads `bytes` from byte `first` of the blob on, within one stripe and one node's stretch. */
+/* What is known of an expert's slices in a copy. */
+static uint8_t *slice_bits(const struct loads *loads, uint8_t *bits, uint32_t copy, uint32_t expert)
+{
+    return &bits[(size_t)copy * loads->placement->pool->expert_count + expert];
+}
+
+/* From which copy of the mask (not 0) the slices of one piece are read: where they do not stand wrong, if there is such a
+ * one, and first come. */
+static uint8_t choose_copy(const struct loads *loads, const struct load *load, uint32_t mask, uint32_t first,
+                           uint32_t count)
+{
+    uint32_t good = mask, slices = ((1u << count) - 1) << first;
+    for (uint32_t c = 0; c < MAX_COPIES; c++) {
+        if (*slice_bits(loads, loads->bad, c, load->expert) & slices)
+            good &= ~(1u << c);
+    }
+    return (uint8_t)copies_choose(loads->copies, loads->reader, good ? good : mask,
+                                  file_of(loads, load->expert, stripe_of(loads, first)),
+                                  count * loads->copies->container->slice_bytes, load->background);
+}
+
+/* Reads `bytes` from byte `first` of the blob on, within one stripe and one node's stretch, from the copy that was chosen
+ * for its first slice. */
 static void read_range(struct loads *loads, struct load *load, uint32_t index, size_t first, size_t bytes)
 {
-    const struct container *container = loads->container;
-    uint32_t slice = (uint32_t)(first / container->slice_bytes), stripe = stripe_of(loads, slice);
-    const struct expert_stripe *place = &layer_of(loads, load->expert)->stripes[stripe];
-    const struct load_file *file = opened_file(loads, load->expert, stripe);
+    const struct container *container = loads->copies->container;
+    uint32_t slice = (uint32_t)(first / container->slice_bytes);
+    const struct expert_stripe *place = &layer_of(loads, load->expert)->stripes[stripe_of(loads, slice)];
+    const struct copy_file *file = opened_file(loads, load, slice);
     char *base = pool_slice(loads->placement->pool, load->ref.index, slice);
     struct piece *piece = &load->pieces[index];
     *piece = (struct piece){.read = {.fd = file->fd,
@@ -123,6 +165,7 @@ static void read_range(struct loads *loads, struct load *load, uint32_t index, s
                             .owner = load,
                             .index = index,
                             .drive = file->drive,
+                            .copy = load->copy[slice],
                             .background = load->background};
     load->pieces_left++;
     reader_add(loads->reader, piece);
@@ -138,10 +181,19 @@ void loads_begin(struct loads *loads, uint32_t expert, struct slot_ref ref, enum
         .active = true, .background = priority != PRIORITY_DEMAND, .expert = expert, .ref = ref, .pieces = pieces};
     loads->active++;
     loads->background += load->background;
+    size_t slice_bytes = loads->copies->container->slice_bytes;
     for (uint32_t s = 0; s < EXPERT_SLICES; s++)
-        load->slice_left[s] = loads->container->slice_bytes;
-    for (uint32_t i = 0; i < loads->cut_count; i++)
-        read_range(loads, load, i, loads->cuts[i].first, loads->cuts[i].bytes);
+        load->slice_left[s] = slice_bytes;
+    memset(load->copy, __builtin_ctz(loads->copies->live), sizeof(load->copy));
+    for (uint32_t i = 0; i < loads->cut_count; i++) {
+        const struct cut *cut = &loads->cuts[i];
+        uint32_t first = (uint32_t)(cut->first / slice_bytes), whole = (uint32_t)(cut->bytes / slice_bytes);
+        if (loads->copies->live & (loads->copies->live - 1) && cut->first % slice_bytes == 0) {
+            uint32_t count = whole ? whole : 1;
+            memset(&load->copy[first], choose_copy(loads, load, loads->copies->live, first, count), count);
+        }
+        read_range(loads, load, i, cut->first, cut->bytes);
+    }
 }
 
 void loads_promote(struct loads *loads, uint32_t expert)
@@ -152,8 +204,8 @@ void loads_promote(struct loads *loads, uint32_t expert)
             continue;
         load->background = false;
         loads->background--;
-        for (uint32_t s = 0; s < loads->container->stripes; s++)
-            reader_promote(loads->reader, opened_file(loads, expert, s)->drive, load);
+        for (uint32_t d = 0; d < loads->copies->drive_count; d++)
+            reader_promote(loads->reader, (uint8_t)d, load);
         return;
     }
 }
@@ -162,18 +214,18 @@ static void log_damage(const struct loads *loads, const struct load *load, uint3
                        const char *remedy)
 {
     const struct expert_layer *layer = layer_of(loads, load->expert);
-    char line[1024];
+    char line[1200];
     snprintf(line, sizeof(line), "%s: expert %u of layer %u, slice %u: %s: %s",
-             layer->stripes[stripe_of(loads, slice)].header.path, load->expert % loads->container->config.experts,
-             layer->layer, slice, reason, remedy);
+             copies_path(loads->copies, load->copy[slice], file_of(loads, load->expert, stripe_of(loads, slice))),
+             load->expert % loads->copies->container->config.experts, layer->layer, slice, reason, remedy);
     loads->log(line);
 }
 
+#define CHECKSUM_DIFFERS "its checksum differs, the bytes on disk are damaged"
+
 static void log_failure(const struct loads *loads, const struct load *load)
 {
-    const char *reason = load->code == EBADMSG   ? "its checksum differs, the bytes on disk are damaged"
-                         : load->code == ENODATA ? "the file is truncated"
-                                                 : strerror(load->code);
+    const char *reason = load->code == EBADMSG ? CHECKSUM_DIFFERS : copies_reason(-load->code);
     log_damage(loads, load, load->slice, reason,
                load->code == EIO ? "check the drive (dmesg), then fetch this file again or convert again"
                                  : "fetch this file again or convert again");
@@ -201,7 +253,8 @@ static void finish_load(struct loads *loads, struct load *load)
     if (load->code) {
         log_failure(loads, load);
         atomic_fetch_add_explicit(&counters->failures, 1, memory_order_relaxed);
-        loads->verified[expert] = 0;
+        for (uint32_t c = 0; c < MAX_COPIES; c++)
+            *slice_bits(loads, loads->verified, c, expert) = 0;
     }
     int code = load->code == ENODATA ? EIO : load->code; /* what the slot tells: EIO or EBADMSG */
     if (placement_finish(loads->placement, expert, load->ref, code, load->slice) < 0) {
@@ -233,10 +286,12 @@ static void note_failure(struct load *load, int code, uint32_t slice)
     }
 }
 
-static bool must_verify(const struct loads *loads, uint32_t expert, uint32_t slice)
+static bool must_verify(const struct loads *loads, const struct load *load, uint32_t slice)
 {
     switch (loads->verify) {
-    case VERIFY_FIRST: return !(loads->verified[expert] & 1u << slice);
+    case VERIFY_FIRST:
+        return load->mixed & 1u << slice ||
+               !(*slice_bits(loads, loads->verified, load->copy[slice], load->expert) & 1u << slice);
     case VERIFY_OFF: return false;
     case VERIFY_ALWAYS:
     default: return true;
@@ -246,35 +301,85 @@ static bool must_verify(const struct loads *loads, uint32_t expert, uint32_t sli
 /* All bytes of a slice are there. */
 static void finish_slice(struct loads *loads, struct load *load, uint32_t slice)
 {
-    if (!must_verify(loads, load->expert, slice))
+    if (!must_verify(loads, load, slice))
         return;
-    uint32_t expert = load->expert % loads->container->config.experts;
+    uint32_t expert = load->expert % loads->copies->container->config.experts;
     struct verify_job *job = &load->jobs[slice];
     *job = (struct verify_job){.data = pool_slice(loads->placement->pool, load->ref.index, slice),
-                               .bytes = loads->container->slice_bytes,
+                               .bytes = loads->copies->container->slice_bytes,
                                .expected = layer_of(loads, load->expert)->checksums[expert * EXPERT_SLICES + slice],
                                .owner = load,
                                .index = slice};
     load->verdicts_left++;
-    verifier_add(loads->verifiers[opened_file(loads, load->expert, stripe_of(loads, slice))->drive], job);
+    verifier_add(loads->verifiers[opened_file(loads, load, slice)->drive], job);
 }
 
 /* What a piece holds of the blob. */
 static struct cut covered(const struct loads *loads, const struct piece *piece)
 {
-    size_t bytes = loads->container->slice_bytes;
+    size_t bytes = loads->copies->container->slice_bytes;
     return piece->index < loads->cut_count ? loads->cuts[piece->index]
                                            : (struct cut){(piece->index - loads->cut_count) * bytes, bytes};
+}
+
+/* What is left of a piece is read from a copy that is live. */
+static void move_piece(struct loads *loads, struct piece *piece)
+{
+    struct load *load = piece->owner;
+    size_t slice_bytes = loads->copies->container->slice_bytes;
+    struct cut cut = covered(loads, piece);
+    uint32_t first = (uint32_t)(cut.first / slice_bytes);
+    uint32_t end = (uint32_t)((cut.first + cut.bytes - 1) / slice_bytes) + 1;
+    piece->copy = choose_copy(loads, load, loads->copies->live, first, end - first);
+    for (uint32_t s = first; s < end; s++) {
+        load->copy[s] = piece->copy;
+        load->mixed |= (uint8_t)(1u << s);
+        load->read_again &= (uint8_t) ~(1u << s); /* the other copy has not been read yet */
+    }
+    const struct copy_file *file = opened_file(loads, load, first);
+    piece->read.fd = file->fd;
+    piece->drive = file->drive;
+}
+
+/* A read of the piece failed: its copy is dropped, and what waits to be read from there is read elsewhere. */
+static void drop_copy(struct loads *loads, const struct piece *piece)
+{
+    const struct load *load = piece->owner;
+    uint32_t slice = (uint32_t)(covered(loads, piece).first / loads->copies->container->slice_bytes);
+    copies_drop(loads->copies, piece->copy, file_of(loads, load->expert, stripe_of(loads, slice)), piece->status);
+    struct piece *waiting = reader_withdraw(loads->reader);
+    while (waiting) {
+        struct piece *next = waiting->next;
+        if (!(loads->copies->live & 1u << waiting->copy))
+            move_piece(loads, waiting);
+        reader_add(loads->reader, waiting);
+        waiting = next;
+    }
+}
+
+/* True: the piece could not be read from one copy, and is now read from another. */
+static bool read_elsewhere(struct loads *loads, struct load *load, struct piece *piece)
+{
+    struct copies *copies = loads->copies;
+    if (!copies_is_fault(piece->status) || load->code || !(copies->live & ~(1u << piece->copy)))
+        return false;
+    if (copies->live & 1u << piece->copy)
+        drop_copy(loads, piece);
+    move_piece(loads, piece);
+    reader_add(loads->reader, piece);
+    return true;
 }
 
 void loads_piece_done(struct loads *loads, struct piece *piece)
 {
     struct load *load = piece->owner;
     struct cut cut = covered(loads, piece);
-    size_t slice_bytes = loads->container->slice_bytes, first = cut.first, bytes = cut.bytes;
-    load->pieces_left--;
+    size_t slice_bytes = loads->copies->container->slice_bytes, first = cut.first, bytes = cut.bytes;
     if (piece->retried)
         atomic_fetch_add_explicit(&loads->control->iod.retries, 1, memory_order_relaxed);
+    if (read_elsewhere(loads, load, piece))
+        return;
+    load->pieces_left--;
     if (piece->status < 0) {
         size_t left = piece->read.bytes; /* what did not come stands at the end */
         note_failure(load, -piece->status, (uint32_t)((first + bytes - left) / slice_bytes));
@@ -290,30 +395,64 @@ void loads_piece_done(struct loads *loads, struct piece *piece)
     finish_if_complete(loads, load);
 }
 
-/* The bytes may have been damaged on the way, so they are fetched once more before the disk is blamed. */
-static void read_slice_again(struct loads *loads, struct load *load, uint32_t slice)
+static void read_slice(struct loads *loads, struct load *load, uint32_t slice)
 {
-    load->read_again |= (uint8_t)(1u << slice);
-    load->slice_left[slice] = loads->container->slice_bytes;
+    size_t bytes = loads->copies->container->slice_bytes;
+    load->slice_left[slice] = bytes;
+    load->mixed &= (uint8_t) ~(1u << slice);
     atomic_fetch_add_explicit(&loads->control->iod.retries, 1, memory_order_relaxed);
-    read_range(loads, load, loads->cut_count + slice, slice * loads->container->slice_bytes,
-               loads->container->slice_bytes);
+    read_range(loads, load, loads->cut_count + slice, slice * bytes, bytes);
+}
+
+static void note_right(struct loads *loads, struct load *load, uint32_t slice)
+{
+    uint8_t bit = (uint8_t)(1u << slice);
+    if (load->read_again & bit)
+        log_damage(loads, load, slice, "read wrong once and right when read again",
+                   "check the drive, its cable and the memory (dmesg)");
+    if (load->mixed & bit)
+        return;
+    *slice_bits(loads, loads->verified, load->copy[slice], load->expert) |= bit;
+    *slice_bits(loads, loads->bad, load->copy[slice], load->expert) &= (uint8_t)~bit;
+}
+
+/* The bytes may have been damaged on the way, so they are fetched once more before the disk is blamed. Then another copy
+ * is asked, and the blamed one is kept: a wrong byte is no dead drive. */
+static void note_wrong(struct loads *loads, struct load *load, uint32_t slice)
+{
+    uint8_t bit = (uint8_t)(1u << slice), copy = load->copy[slice];
+    if (!(load->read_again & bit) && loads->copies->live & 1u << copy) {
+        load->read_again |= bit;
+        read_slice(loads, load, slice);
+        return;
+    }
+    if (load->read_again & bit) {
+        load->wrong[slice] |= (uint8_t)(1u << copy);
+        *slice_bits(loads, loads->bad, copy, load->expert) |= bit;
+    }
+    uint32_t others = loads->copies->live & ~(uint32_t)load->wrong[slice];
+    if (!others) {
+        note_failure(load, EBADMSG, slice);
+        return;
+    }
+    char remedy[700];
+    uint8_t other = choose_copy(loads, load, others, slice, 1);
+    snprintf(remedy, sizeof(remedy), "read from %s instead; fetch this file again or convert again",
+             loads->copies->copy[other].path);
+    log_damage(loads, load, slice, CHECKSUM_DIFFERS, remedy);
+    load->read_again &= (uint8_t)~bit;
+    load->copy[slice] = other;
+    read_slice(loads, load, slice);
 }
 
 void loads_verdict(struct loads *loads, struct verify_job *job)
 {
     struct load *load = job->owner;
-    uint32_t slice = job->index;
     load->verdicts_left--;
-    if (job->matches && load->read_again & 1u << slice)
-        log_damage(loads, load, slice, "read wrong once and right when read again",
-                   "check the drive, its cable and the memory (dmesg)");
     if (job->matches)
-        loads->verified[load->expert] |= (uint8_t)(1u << slice);
-    else if (load->code == 0 && !(load->read_again & 1u << slice))
-        read_slice_again(loads, load, slice);
-    else
-        note_failure(load, EBADMSG, slice);
+        note_right(loads, load, job->index);
+    else if (load->code == 0)
+        note_wrong(loads, load, job->index);
     finish_if_complete(loads, load);
 }
 

@@ -5,10 +5,10 @@
 #pragma once
 
 #include "io_daemon/buffers.h"
+#include "io_daemon/copies.h"
 #include "io_daemon/placement.h"
 #include "io_daemon/reader.h"
 #include "io_daemon/verify.h"
-#include "proto/container.h"
 
 #define MAX_LOADS 64u
 #define MAX_GUESS_LOADS (MAX_LOADS / 2) /* of those, for lookaheads and warm-ups */
@@ -21,6 +21,9 @@ struct load {
     int code;                         /* first failure, an errno; 0: none */
     uint32_t slice;                   /* where it failed */
     size_t slice_left[EXPERT_SLICES]; /* bytes still to come */
+    uint8_t copy[EXPERT_SLICES];      /* from which copy each slice is read */
+    uint8_t wrong[EXPERT_SLICES];     /* bit c: it came wrong from copy c, twice */
+    uint8_t mixed;                    /* bit s: a copy failed within slice s, and another went on */
     uint8_t read_again;               /* bit s: slice s is read once more, because its checksum differed */
     struct verify_job jobs[EXPERT_SLICES];
     struct piece *pieces; /* [cut_count + EXPERT_SLICES]: at the end one for each slice that is read again */
@@ -31,24 +34,18 @@ struct cut {
     size_t first, bytes; /* counted from the start of the blob */
 };
 
-/* A file of experts, opened. */
-struct load_file {
-    int fd;        /* -1: not opened */
-    uint8_t drive; /* which drive it stands on: an index of the reader's and the verifiers' */
-};
-
 struct loads {
-    const struct container *container;
+    struct copies *copies;
     struct placement *placement;
     struct requests *requests;
     struct reader *reader;
     const struct buffers *buffers;
     struct verifier *const *verifiers; /* [drives] */
     struct control *control;
-    const struct load_file *files; /* [MoE layers][stripes] */
     enum verify_choice verify;
     void (*log)(const char *line);
-    uint8_t *verified; /* [experts] bit s: slice s was read and verified, and has not failed since */
+    uint8_t *verified; /* [copies][experts] bit s: slice s was read there and verified, and has not failed since */
+    uint8_t *bad;      /* [copies][experts] bit s: slice s stands wrong there; read elsewhere if it can be */
     struct cut *cuts;  /* [cut_count], of every expert */
     uint32_t cut_count;
     uint32_t active, background; /* loads; those nobody waits for */

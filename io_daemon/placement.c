@@ -443,8 +443,13 @@ int placement_finish(struct placement *placement, uint32_t expert, struct slot_r
 
 void placement_abandon(struct placement *placement, uint32_t expert, struct slot_ref ref)
 {
-    if (placement_finish(placement, expert, ref, ECANCELED, 0) == 0)
-        placement_forget_failed(placement, expert);
+    /* Not by way of FAILED: a worker that looks in between would take it for its answer's failure. */
+    lfru_remove(placement->lfru, expert);
+    if (change_state(placement, ref.index, SLOT_LOADING, SLOT_QUARANTINED, ref.generation) == 0 &&
+        change_state(placement, ref.index, SLOT_QUARANTINED, SLOT_EMPTY, ref.generation) == 0)
+        free_seat(placement, ref.index);
+    else
+        vacate(placement, ref.index);
 }
 
 enum expert_place placement_find(const struct placement *placement, uint32_t expert)

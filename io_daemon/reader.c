@@ -7,6 +7,8 @@
 
 /* A file that ends within a page gives an O_DIRECT reader the same few bytes again and again. */
 #define MAX_STALLS 3u
+#define RATE_UNKNOWN 1.0  /* bytes a nanosecond; a plain SSD, until the first read is back */
+#define RATE_SHARE 0.0625 /* of the newest read in the average */
 
 uint64_t monotonic_ns(void)
 {
@@ -54,6 +56,13 @@ bool reader_has_room(const struct reader *reader, uint8_t drive, bool background
     return bytes < most_bytes(reader, background);
 }
 
+double reader_expected_ns(const struct reader *reader, uint8_t drive, bool background, uint64_t bytes)
+{
+    const struct drive *d = &reader->drives[drive];
+    uint64_t ahead = d->flying_bytes + d->urgent.bytes + (background ? d->background.bytes : 0) + bytes;
+    return (double)ahead / (d->rate > 0 ? d->rate : RATE_UNKNOWN);
+}
+
 void reader_promote(struct reader *reader, uint8_t drive, const void *owner)
 {
     struct drive *d = &reader->drives[drive];
@@ -65,6 +74,19 @@ void reader_promote(struct reader *reader, uint8_t drive, const void *owner)
             piece->background = false;
         enqueue(reader, piece);
         piece = next;
+    }
+}
+
+void reader_forget_buffer(struct reader *reader, uint32_t buffer_place)
+{
+    for (uint32_t d = 0; d < READER_DRIVES; d++) {
+        const struct piece_queue *queues[] = {&reader->drives[d].urgent, &reader->drives[d].background};
+        for (size_t q = 0; q < 2; q++) {
+            for (struct piece *piece = queues[q]->first; piece; piece = piece->next) {
+                if (piece->read.buffer_place == buffer_place)
+                    piece->read.buffer_place = 0;
+            }
+        }
     }
 }
 
@@ -98,6 +120,7 @@ static bool submit_queue(struct reader *reader, struct drive *drive, struct piec
         queue->first = piece->next;
         queue->bytes -= piece->read.bytes;
         drive->flying_bytes += piece->read.bytes;
+        piece->ahead = drive->flying_bytes;
         drive->flying++;
         reader->flying++;
     }
@@ -150,6 +173,24 @@ static bool advance_piece(struct piece *piece)
     return false;
 }
 
+/* A drive works on all that is in flight at once, so its rate is that, by the time that a read among them took. */
+static void count_read(struct reader *reader, struct drive *drive, const struct piece *piece, uint64_t took_ns)
+{
+    uint64_t got = piece->read.result > 0 ? (uint64_t)piece->read.result : 0;
+    atomic_fetch_add_explicit(reader->counters.reads, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(reader->counters.ns, took_ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(reader->counters.bytes, got, memory_order_relaxed);
+    if (reader->counters.us)
+        histogram_add(reader->counters.us, took_ns / 1000);
+    drive->reads++;
+    drive->read_ns += took_ns;
+    drive->bytes += got;
+    if (got < piece->read.bytes || took_ns == 0)
+        return;
+    double rate = (double)piece->ahead / (double)took_ns;
+    drive->rate += drive->rate > 0 ? (rate - drive->rate) * RATE_SHARE : rate;
+}
+
 int reader_wait(struct reader *reader, int timeout_ms, struct piece **ret_finished, uint32_t *ret_events,
                 struct error *ret_error)
 {
@@ -165,16 +206,12 @@ int reader_wait(struct reader *reader, int timeout_ms, struct piece **ret_finish
         reader->flying--;
         drive->flying--;
         drive->flying_bytes -= piece->read.bytes;
-        atomic_fetch_add_explicit(reader->counters.reads, 1, memory_order_relaxed);
-        atomic_fetch_add_explicit(reader->counters.ns, now - piece->started_ns, memory_order_relaxed);
-        if (reader->counters.us)
-            histogram_add(reader->counters.us, (now - piece->started_ns) / 1000);
-        if (piece->read.result > 0)
-            atomic_fetch_add_explicit(reader->counters.bytes, (uint64_t)piece->read.result, memory_order_relaxed);
+        count_read(reader, drive, piece, now - piece->started_ns);
         if (advance_piece(piece)) {
             piece->next = *ret_finished;
             *ret_finished = piece;
         } else {
+            piece->read.buffer_place = 0; /* it may have been given back while the read was in flight */
             enqueue(reader, piece);
         }
     }

@@ -11,7 +11,7 @@
 
 #define READER_IN_FLIGHT (UINT64_C(32) << 20) /* bytes of a drive; half of it for pieces in the background */
 #define READER_DEPTH 64u                      /* reads in flight, where they are small */
-#define READER_DRIVES 8u                      /* drives that have bounds of their own */
+#define READER_DRIVES 16u                     /* drives that have bounds of their own */
 #define PIECE_BYTES (UINT64_C(2) << 20)       /* the largest piece */
 
 struct piece {
@@ -19,9 +19,11 @@ struct piece {
     void *owner;
     uint32_t index;  /* the owner's */
     uint8_t drive;   /* below READER_DRIVES */
+    uint8_t copy;    /* the owner's */
     bool background; /* nobody waits for it: it is passed by all others, and only half the bytes in flight are its */
     int status;      /* when handed back: 0, or a negative errno; -ENODATA: the file ends before the piece */
     uint64_t started_ns;
+    uint64_t ahead;  /* bytes of its drive in flight when it was sent, its own among them */
     bool retried;    /* one EIO was forgiven */
     uint32_t stalls; /* reads in a row without progress */
     struct piece *next;
@@ -42,6 +44,8 @@ struct drive {
     struct piece_queue urgent, background; /* waiting for room in flight */
     uint64_t flying_bytes;
     uint32_t flying;
+    uint64_t bytes, reads, read_ns; /* so far */
+    double rate;                    /* bytes a nanosecond, a moving average; 0: nothing was read yet */
 };
 
 struct reader {
@@ -62,8 +66,14 @@ void reader_add(struct reader *reader, struct piece *piece);
 /* True while another piece for that drive would keep it busier. */
 bool reader_has_room(const struct reader *reader, uint8_t drive, bool background);
 
+/* In how many nanoseconds the last of `bytes` bytes more would be there: all that is before them, by the rate of that drive. */
+double reader_expected_ns(const struct reader *reader, uint8_t drive, bool background, uint64_t bytes);
+
 /* The owner's pieces that wait in the background become urgent, behind those that are. */
 void reader_promote(struct reader *reader, uint8_t drive, const void *owner);
+
+/* Pieces that wait name that registered buffer no more. */
+void reader_forget_buffer(struct reader *reader, uint32_t buffer_place);
 
 /* Sends what fits, sleeps (see io_method.wait), and hands back finished pieces as a list. */
 int reader_wait(struct reader *reader, int timeout_ms, struct piece **ret_finished, uint32_t *ret_events,

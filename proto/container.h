@@ -55,6 +55,15 @@ struct expert_stripe {
     uint64_t *offsets;   /* [experts] of their first byte in the file, 4096-aligned, checked */
 };
 
+/* The stripe that a slice of an expert stands in. */
+static inline uint32_t stripe_of_slice(uint32_t slice, uint32_t stripes)
+{
+    uint32_t stripe = 0;
+    while (stripe + 1 < stripes && slice >= split(EXPERT_SLICES, stripe + 1, stripes).first)
+        stripe++;
+    return stripe;
+}
+
 struct expert_layer {
     uint32_t layer;
     struct expert_stripe stripes[EXPERT_SLICES]; /* [container.stripes] */

@@ -100,6 +100,13 @@ static const struct setting_info table[SETTING_COUNT] = {
                           .default_text = "on",
                           .choices = {"off", "read", "on"}, /* as enum learning has them */
                           .help = "remember which experts are used, and load those at the next start; read: only load"},
+    [SETTING_MIRROR] =
+        {.name = "mirror",
+         .type = SETTING_PATH,
+         .flag = "--mirror",
+         .default_text = "",
+         .help = "a folder with a second copy of the container, best on another drive: experts are read from "
+                 "both, and from one where the other fails"},
 };
 
 const struct setting_info *setting_info(enum setting setting)
@@ -127,6 +134,7 @@ void setting_print_allowed(const struct setting_info *info, char *ret_text, size
     switch (info->type) {
     case SETTING_NUMBER: snprintf(ret_text, size, "%" PRIu64 " to %" PRIu64, info->least, info->most); return;
     case SETTING_SHARE: snprintf(ret_text, size, "auto, a size like 64G or 1.5GiB, or a share like 80%%"); return;
+    case SETTING_PATH: snprintf(ret_text, size, "a folder, or nothing"); return;
     case SETTING_CHOICE: break;
     }
     ret_text[0] = 0;
@@ -176,6 +184,7 @@ static int parse_value(const struct setting_info *info, const char *text, struct
         if (parse_size(text, &value->number) < 0 || value->number == 0)
             return -EINVAL;
         return 0;
+    case SETTING_PATH: return 0;
     }
     return -EINVAL;
 }

@@ -29,6 +29,7 @@ enum setting {
     SETTING_VERIFY,
     SETTING_PREFETCH,
     SETTING_LEARNING,
+    SETTING_MIRROR,
     SETTING_COUNT,
 };
 
@@ -36,6 +37,7 @@ enum setting_type {
     SETTING_NUMBER, /* least .. most; 0 may be written `auto` where the default is 0 */
     SETTING_CHOICE, /* one of `choices`; its number is the index in them */
     SETTING_SHARE,  /* a size in bytes, a percentage, or `auto` */
+    SETTING_PATH,   /* a path of the file system, or nothing */
 };
 
 struct setting_info {
@@ -51,7 +53,7 @@ struct setting_info {
 /* Who set a value; a higher one wins. */
 enum setting_source { SOURCE_DEFAULT, SOURCE_FILE, SOURCE_ENVIRONMENT, SOURCE_FLAG };
 
-#define SETTING_TEXT_MAX 64u
+#define SETTING_TEXT_MAX 512u
 #define SETTING_ORIGIN_MAX 512u
 
 struct setting_value {

@@ -63,6 +63,8 @@ static int check_facts(const struct facts *facts, struct error *ret_error)
         return status;
     if (!memchr(facts->container, 0, sizeof(facts->container)) || facts->container[0] != '/')
         return error_set(ret_error, EBADMSG, "control segment: container is not an absolute path");
+    if (!memchr(facts->mirror, 0, sizeof(facts->mirror)) || (facts->mirror[0] && facts->mirror[0] != '/'))
+        return error_set(ret_error, EBADMSG, "control segment: mirror is not an absolute path");
     const struct bound bounds[] = {
         {"dense_format", facts->dense_format, WEIGHT_INT4, WEIGHT_INT8},
         {"expert_format", facts->expert_format, WEIGHT_INT4, WEIGHT_INT8},
@@ -82,6 +84,7 @@ static int check_facts(const struct facts *facts, struct error *ret_error)
         {"slots", facts->slots, 1, facts->logit_rows},
         {"queue", facts->queue, 0, MAX_ROWS},
         {"prefill_chunk", facts->prefill_chunk, 1, facts->max_rows},
+        {"stripes", facts->stripes, 1, EXPERT_SLICES},
         {"pool_slots", facts->pool_slots, facts->config.top_k, MAX_POOL_SLOTS},
         {"hugepages", facts->hugepages, 0, 1},
         {"verify", facts->verify, VERIFY_FIRST, VERIFY_OFF},

@@ -15,6 +15,8 @@
 
 #define MAX_WORKERS 8u
 #define MAX_CORES 1024u
+#define MAX_COPIES 2u  /* of the container: the one that was named first, and its mirror */
+#define MAX_DRIVES 16u /* that iod tells apart */
 #define HOLD_WORDS (MODEL_MAX_LAYERS * MODEL_MAX_EXPERTS / 64) /* a bit for each expert */
 
 enum activations { ACTIVATIONS_INT8 = 1, ACTIVATIONS_F32 = 2 };
@@ -26,14 +28,18 @@ enum verify_choice { VERIFY_FIRST = 0, VERIFY_ALWAYS = 1, VERIFY_OFF = 2 };
 enum prefetch { PREFETCH_AUTO = 0, PREFETCH_OFF = 1, PREFETCH_ON = 2 };
 /* The use of experts in earlier sessions: no matter, read at the start, read and added to. */
 enum learning { LEARNING_OFF = 0, LEARNING_READ = 1, LEARNING_ON = 2 };
+/* A copy of the container: there is none; read; not used because it does not open or is another; given up when it failed. */
+enum copy_state { COPY_NONE = 0, COPY_USED = 1, COPY_REFUSED = 2, COPY_DROPPED = 3 };
 
 /* Constant for the life of the instance. W: supervisor, before the first child; R: all, copied and checked at
  * attach. */
 struct facts {
     struct model_config config;
     char container[512];                  /* absolute path */
+    char mirror[512];                     /* absolute path of a second copy; empty: none */
     uint64_t identity;                    /* container_open()'s; iod refuses another */
     uint32_t dense_format, expert_format; /* enum weight_format */
+    uint32_t stripes;                     /* of the container: files that an expert is spread over */
     uint32_t workers, threads;            /* threads: a worker */
     uint32_t nodes;                       /* memory nodes of the pool: 1, 2, 4 or 8 */
     uint32_t spin;                        /* 1: brief spinning is allowed (all teams together fit the cores) */
@@ -90,6 +96,14 @@ struct worker_line {
     _Atomic uint64_t ahead[AHEAD_COUNTS]; /* by enum ahead_count; worker 0 */
 };
 
+/* A drive with files of the container, as iod has known it since it started. */
+struct drive_line {
+    _Atomic uint64_t device; /* dev_t */
+    _Atomic uint32_t copies; /* bit c: files of copy c stand there */
+    _Atomic uint64_t bytes, reads, read_ns;
+    _Atomic uint64_t rate; /* bytes a second, a moving average */
+};
+
 struct iod_line {
     /* W: iod; R: workers. Dekker pairs, seq_cst on both sides: iod stores 1, looks again at rings / slots, sleeps; a
      * worker pushes or unpins, then reads the flag and writes the eventfd if it is set. */
@@ -113,6 +127,9 @@ struct iod_line {
     _Atomic uint32_t queued_demands, queued_lookaheads, queued_warmups;
     _Atomic uint64_t flying_bytes, registered_bytes; /* of the pool: with io_uring, in advance */
     struct histogram read_us, demand_us; /* of one read; from the request for an expert to READY */
+    _Atomic uint32_t copies[MAX_COPIES]; /* enum copy_state */
+    _Atomic uint32_t drive_count;
+    struct drive_line drives[MAX_DRIVES];
 };
 
 /* How often the experts of a layer were READY when it began, and how often not; an expert of a step counts once, however many rows use it. */

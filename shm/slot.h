@@ -12,7 +12,8 @@
  *   EMPTY       -> LOADING       iod, when it gives the slot to an expert (generation + 1)
  *   LOADING     -> READY         iod, when every slice is there and verified
  *               -> FAILED        iod, when a read or a checksum failed; the slot's `error` says why
- *               -> QUARANTINED   a new iod: reads of its dead predecessor may still land here
+ *               -> QUARANTINED   a new iod: reads of its dead predecessor may still land here; iod at its end, on the
+ *                                way to EMPTY, so that no worker takes what it gives up for a failure
  *   READY       -> EMPTY         iod, only with no pin bit set
  *   FAILED      -> EMPTY         iod
  *   QUARANTINED -> EMPTY         iod, once the predecessor's lock file is free

@@ -29,7 +29,9 @@ static const struct command_line line = {
         "percentiles of\n"
         "one read and of the way from a request to the expert, in powers of two; `busy_seconds` is how long somebody "
         "waited\n"
-        "for an expert; `guesses` says what became of the lookaheads.",
+        "for an expert; `guesses` says what became of the lookaheads; `copies` are the container and its mirror (used, "
+        "refused,\n"
+        "dropped), `drives` those they stand on, each with the bytes, the rate and the latency of its reads.",
     .flags = flags,
 };
 
@@ -161,6 +163,28 @@ static void print_size(const json_t *pool)
            (double)number(pool, "reserve") / (1 << 20));
 }
 
+/* The copies of the container, and the drives they stand on: where there is more than one, that is worth lines. */
+static void print_drives(const json_t *disk)
+{
+    const json_t *copies = json_object_get(disk, "copies"), *drives = json_object_get(disk, "drives");
+    size_t index, place;
+    json_t *entry, *copy;
+    json_array_foreach (copies, index, entry)
+        if (json_array_size(copies) > 1)
+            printf("copy %zu    %s: %s\n", index + 1, text(entry, "path"), text(entry, "state"));
+    json_array_foreach (drives, index, entry) {
+        if (json_array_size(drives) < 2 && json_array_size(copies) < 2)
+            return;
+        printf("drive     %s, cop%s", text(entry, "device"),
+               json_array_size(json_object_get(entry, "copies")) == 1 ? "y" : "ies");
+        json_array_foreach (json_object_get(entry, "copies"), place, copy)
+            printf("%s%" JSON_INTEGER_FORMAT, place ? ", " : " ", json_integer_value(copy));
+        printf(": %.1f MiB in %" JSON_INTEGER_FORMAT " reads, %.1f MiB/s, %" JSON_INTEGER_FORMAT " us a read\n",
+               (double)number(entry, "bytes") / (1 << 20), number(entry, "reads"),
+               (double)number(entry, "rate") / (1 << 20), number(entry, "latency_us"));
+    }
+}
+
 static void print_status(const json_t *status)
 {
     const json_t *pool = json_object_get(status, "pool"), *disk = json_object_get(status, "disk");
@@ -185,6 +209,7 @@ static void print_status(const json_t *status)
            json_is_true(json_object_get(disk, "direct")) ? ", O_DIRECT" : "", number(disk, "latency_us"),
            number(json_object_get(disk, "read_us"), "p99"), number(json_object_get(disk, "demand_us"), "p99"),
            number(json_object_get(disk, "queues"), "demands"), number(disk, "failures"));
+    print_drives(disk);
     print_steps(json_object_get(status, "steps"));
     printf("tokens    prompt %" JSON_INTEGER_FORMAT " (%.1f a second), answer %" JSON_INTEGER_FORMAT
            " (%.1f a second)\n",

@@ -35,12 +35,26 @@ static const struct command_line line = {
     .most_operands = 1,
 };
 
+/* The mirror is worth a word where it is not read: iod has said why in its log. */
+static void warn_of_copies(const struct instance *instance, const json_t *status)
+{
+    size_t index;
+    json_t *copy;
+    json_array_foreach (json_object_get(json_object_get(status, "disk"), "copies"), index, copy) {
+        const char *state = json_string_value(json_object_get(copy, "state"));
+        const char *path = json_string_value(json_object_get(copy, "path"));
+        if (state && path && !strcmp(state, "refused"))
+            usage_failed("up", "%s is not used; why: %s/calypte-iod.log", path, instance->folder);
+    }
+}
+
 static int report(const struct instance *instance, bool json)
 {
     struct error error;
     json_t *status = NULL;
     if (client_ask_supervisor(instance, "status", &status, &error))
         return usage_failed("up", "%s", error.text);
+    warn_of_copies(instance, status);
     if (json) {
         json_dumpf(status, stdout, JSON_INDENT(2));
         putchar('\n');

@@ -338,13 +338,12 @@ const float *scheduler_logits(struct scheduler *scheduler, uint32_t row, bool dr
            (size_t)row * scheduler->facts.config.vocab;
 }
 
-static void describe_failure(const struct step_done *done, struct error *ret_error)
+static void describe_failure(const struct facts *facts, const struct step_done *done, struct error *ret_error)
 {
     if (done->status == -EIO && done->code != 0)
         error_set(ret_error, EIO,
-                  "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ", in experts-*-%05" PRIu32
-                  ".safetensors: %s",
-                  done->expert, done->layer, done->slice, done->layer,
+                  "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ", in " CONTAINER_EXPERTS_NAME ": %s",
+                  done->expert, done->layer, done->slice, stripe_of_slice(done->slice, facts->stripes), done->layer,
                   done->code == EBADMSG ? "its checksum is wrong; the file is damaged: copy it again, or "
                                           "`calypte convert` the model anew"
                                         : strerror((int)done->code));
@@ -403,7 +402,7 @@ static void take_done(struct scheduler *scheduler, const void *bytes, size_t siz
     if (!scheduler->in_flight)
         return;
     if (status == 0 && done.status < 0) {
-        describe_failure(&done, &error);
+        describe_failure(&scheduler->facts, &done, &error);
         status = done.status;
     }
     if (status == 0 && scheduler->unsent != 0)

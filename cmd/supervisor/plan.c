@@ -1,6 +1,7 @@
 #include "cmd/supervisor/plan.h"
 
 #include "cmd/supervisor/placement.h"
+#include "proto/cleanup.h"
 #include "proto/model_config.h"
 #include "shm/exchange.h"
 #include "shm/kv.h"
@@ -66,11 +67,28 @@ static int fill_context(const struct settings *settings, struct facts *facts, st
     return 0;
 }
 
+/* A mirror that is not there is iod's to tell: the instance starts without it. */
+static int fill_mirror(const struct settings *settings, struct facts *facts, struct error *ret_error)
+{
+    const char *text = settings_text(settings, SETTING_MIRROR);
+    if (!text[0])
+        return 0;
+    _cleanup_free_ char *path = realpath(text, NULL), *here = path ? NULL : getcwd(NULL, 0);
+    bool relative = !path && text[0] != '/' && here;
+    int length = snprintf(facts->mirror, sizeof facts->mirror, "%s%s%s", relative ? here : "", relative ? "/" : "",
+                          path ? path : text);
+    if ((size_t)length >= sizeof facts->mirror)
+        return error_set(ret_error, ENAMETOOLONG, "mirror %.100s...: the path is too long, %zu bytes are allowed", text,
+                         sizeof facts->mirror - 1);
+    return facts->mirror[0] == '/' ? 0 : error_set(ret_error, EINVAL, "mirror %s: give an absolute path", text);
+}
+
 static int fill_facts(const struct settings *settings, const struct container *container, const struct machine *machine,
                       struct facts *facts, struct error *ret_error)
 {
     *facts = (struct facts){.config = container->config,
                             .identity = container->identity,
+                            .stripes = container->stripes,
                             .dense_format = container->dense_format,
                             .expert_format = container->expert_format};
     if (strlen(container->path) >= sizeof facts->container)
@@ -90,9 +108,12 @@ static int fill_facts(const struct settings *settings, const struct container *c
     facts->verify = (uint32_t)settings_number(settings, SETTING_VERIFY);
     facts->prefetch = (uint32_t)settings_number(settings, SETTING_PREFETCH);
     facts->learning = (uint32_t)settings_number(settings, SETTING_LEARNING);
+    int status = fill_mirror(settings, facts, ret_error);
+    if (status)
+        return status;
     uint64_t topk = settings_number(settings, SETTING_INDEX_TOPK);
     facts->index_topk = topk ? (uint32_t)topk : facts->config.index_topk;
-    int status = fill_context(settings, facts, ret_error);
+    status = fill_context(settings, facts, ret_error);
     return status ? status
                   : placement_fill(machine, (uint32_t)settings_number(settings, SETTING_WORKERS),
                                    (uint32_t)settings_number(settings, SETTING_THREADS), facts, ret_error);

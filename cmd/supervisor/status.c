@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
+#include <sys/sysmacros.h>
 
 struct usage {
     double cpu;   /* seconds, user and system */
@@ -160,10 +161,50 @@ static json_t *guesses_json(const struct iod_line *iod)
                      (json_int_t)atomic_load(&iod->guesses_dropped));
 }
 
-static json_t *disk_json(const struct control *control)
+/* The copies of the container and what has become of them. */
+static json_t *copies_json(const struct supervisor *supervisor)
+{
+    static const char *const states[] = {
+        [COPY_NONE] = "none", [COPY_USED] = "used", [COPY_REFUSED] = "refused", [COPY_DROPPED] = "dropped"};
+    const struct facts *facts = &supervisor->plan.facts;
+    json_t *copies = json_array();
+    for (uint32_t c = 0; c < MAX_COPIES; c++) {
+        const char *path = c == 0 ? facts->container : facts->mirror;
+        uint32_t state = atomic_load(&supervisor->control->iod.copies[c]);
+        if (path[0])
+            json_array_append_new(copies, json_pack("{s:s, s:s}", "path", path, "state",
+                                                    state <= COPY_DROPPED ? states[state] : "unknown"));
+    }
+    return copies;
+}
+
+/* The drives with files of the container: which, of which copies, and what was read there since iod started. */
+static json_t *drives_json(const struct iod_line *iod)
+{
+    json_t *drives = json_array();
+    for (uint32_t d = 0, count = atomic_load(&iod->drive_count); d < count && d < MAX_DRIVES; d++) {
+        const struct drive_line *drive = &iod->drives[d];
+        uint64_t device = atomic_load(&drive->device), reads = atomic_load(&drive->reads);
+        char name[32];
+        json_t *copies = json_array();
+        for (uint32_t c = 0; c < MAX_COPIES; c++) {
+            if (atomic_load(&drive->copies) & 1u << c)
+                json_array_append_new(copies, json_integer(c + 1));
+        }
+        snprintf(name, sizeof name, "%u:%u", major(device), minor(device));
+        json_array_append_new(drives,
+                              json_pack("{s:s, s:o, s:I, s:I, s:I, s:I}", "device", name, "copies", copies, "reads",
+                                        (json_int_t)reads, "bytes", (json_int_t)atomic_load(&drive->bytes), "rate",
+                                        (json_int_t)atomic_load(&drive->rate), "latency_us",
+                                        (json_int_t)(per(atomic_load(&drive->read_ns), reads) / 1000)));
+    }
+    return drives;
+}
+
+static json_t *disk_json(const struct supervisor *supervisor)
 {
     static const char *const methods[] = {[IO_AUTO] = "none yet", [IO_URING] = "uring", [IO_PREAD] = "pread"};
-    const struct iod_line *iod = &control->iod;
+    const struct iod_line *iod = &supervisor->control->iod;
     uint32_t method = atomic_load(&iod->method);
     uint64_t reads = atomic_load(&iod->reads);
     json_t *disk =
@@ -173,12 +214,12 @@ static json_t *disk_json(const struct control *control)
                   (json_int_t)atomic_load(&iod->loads), "failures", (json_int_t)atomic_load(&iod->failures),
                   "latency_us", (json_int_t)(per(atomic_load(&iod->read_ns), reads) / 1000), "dense_bytes",
                   (json_int_t)atomic_load(&iod->dense_bytes));
-    json_t *more = json_pack("{s:o, s:o, s:o, s:o, s:f, s:I, s:I, s:I}", "read_us", percentiles_json(&iod->read_us),
-                             "demand_us", percentiles_json(&iod->demand_us), "queues", queues_json(iod), "guesses",
-                             guesses_json(iod), "busy_seconds", (double)atomic_load(&iod->busy_ns) / 1e9, "retries",
-                             (json_int_t)atomic_load(&iod->retries), "verified_bytes",
-                             (json_int_t)atomic_load(&iod->verified_bytes), "registered_bytes",
-                             (json_int_t)atomic_load(&iod->registered_bytes));
+    json_t *more = json_pack(
+        "{s:o, s:o, s:o, s:o, s:f, s:I, s:I, s:I, s:o, s:o}", "read_us", percentiles_json(&iod->read_us), "demand_us",
+        percentiles_json(&iod->demand_us), "queues", queues_json(iod), "guesses", guesses_json(iod), "busy_seconds",
+        (double)atomic_load(&iod->busy_ns) / 1e9, "retries", (json_int_t)atomic_load(&iod->retries), "verified_bytes",
+        (json_int_t)atomic_load(&iod->verified_bytes), "registered_bytes",
+        (json_int_t)atomic_load(&iod->registered_bytes), "copies", copies_json(supervisor), "drives", drives_json(iod));
     json_object_update_missing(disk, more);
     json_decref(more);
     return disk;
@@ -229,7 +270,7 @@ static json_t *status_json(const struct supervisor *supervisor)
                      (double)(supervisor_now_ms() - supervisor->started_ms) / 1000, "workers", (int)facts->workers,
                      "threads", (int)facts->threads, "context", (int)facts->context, "slots", (int)facts->slots,
                      "settings", settings_texts(supervisor->settings), "processes", processes_json(supervisor), "pool",
-                     supervisor_pool_json(supervisor), "disk", disk_json(supervisor->control), "steps",
+                     supervisor_pool_json(supervisor), "disk", disk_json(supervisor), "steps",
                      steps_json(&supervisor->control->workers[0]), "tokens", tokens_json(&supervisor->control->front),
                      "requests", requests_json(&supervisor->control->front));
 }

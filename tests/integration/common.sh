@@ -11,10 +11,14 @@ NAME="t$$" # of the instance; every test has its own
 unset XDG_CONFIG_HOME XDG_RUNTIME_DIR 2>/dev/null || true
 export XDG_STATE_HOME="$SCRATCH/state"
 
+# What a test has to undo beside that, in a function of this name.
+cleanup() { :; }
+
 finish() {
     status=$?
     trap - EXIT
     calypte down --all >/dev/null 2>&1 || true
+    cleanup
     if [ $status -ne 0 ]; then
         for log in "$CALYPTE_RUNTIME_DIR"/*/*.log; do
             [ -f "$log" ] && { echo "--- $log" >&2; tail -n 20 "$log" >&2; }

@@ -88,6 +88,7 @@ static void fill_facts(struct facts *f, const struct engine_options *o, const st
     uint32_t context = or_default(o->context, 512), rows = or_default(o->max_rows, 64);
     *f = (struct facts){.config = container->config,
                         .identity = container->identity,
+                        .stripes = container->stripes,
                         .dense_format = container->dense_format,
                         .expert_format = container->expert_format,
                         .workers = o->workers,

@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -19,6 +21,7 @@ void plan_faults(const struct io_method *inner, uint32_t faults)
     fault_plan.inner = inner;
     fault_plan.faults = faults;
     fault_plan.broken_offset = fault_plan.flipped_offset = 0;
+    fault_plan.broken_device = fault_plan.slow_device = 0;
     atomic_store(&fault_plan.flips, 0);
     atomic_store(&fault_plan.hold_all, 0);
     atomic_store(&fault_plan.submitted, 0);
@@ -32,6 +35,8 @@ struct faulty {
     void *state;
     uint64_t random;
     struct io_read *held[HELD_MAX];
+    uint64_t due_ns[HELD_MAX]; /* of each: not handed back before */
+    uint64_t slow_ns;          /* when the slow device has given what was asked of it so far */
     uint32_t held_count;
     bool refused;
 };
@@ -76,13 +81,28 @@ static bool covers(const struct io_read *read, uint64_t offset)
            lseek(read->fd, 0, SEEK_END) > 8 << 20;
 }
 
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static bool stands_on(const struct io_read *read, uint64_t device)
+{
+    struct stat found;
+    return device && fstat(read->fd, &found) == 0 && found.st_dev == device;
+}
+
 static void hurt(struct faulty *faulty, struct io_read *read)
 {
     if (atomic_load(&fault_plan.flips) && covers(read, fault_plan.flipped_offset)) {
         ((char *)read->buffer)[fault_plan.flipped_offset - read->offset] ^= 1;
         atomic_fetch_sub(&fault_plan.flips, 1);
     }
-    if (covers(read, fault_plan.broken_offset)) {
+    if (stands_on(read, fault_plan.broken_device)) {
+        read->result = fault_plan.broken_result;
+    } else if (covers(read, fault_plan.broken_offset)) {
         read->result = -EIO;
     } else if ((fault_plan.faults & FAULT_SHORT) && dice(faulty, 2)) {
         read->result = 1 + dice(faulty, (uint32_t)read->bytes);
@@ -108,20 +128,27 @@ static int faulty_wait(void *state, int timeout_ms, struct io_read **ret_finishe
         usleep(2000);
     faulty->refused = false;
     int status = faulty->inner->wait(faulty->state, short_wait, &read, ret_events, ret_error);
+    uint64_t now = now_ns();
     while (read) {
         struct io_read *next = read->next;
         hurt(faulty, read);
         assert_true(faulty->held_count < HELD_MAX);
+        faulty->due_ns[faulty->held_count] = now;
+        if (stands_on(read, fault_plan.slow_device)) {
+            faulty->slow_ns = (faulty->slow_ns > now ? faulty->slow_ns : now) + fault_plan.slow_us * UINT64_C(1000);
+            faulty->due_ns[faulty->held_count] = faulty->slow_ns;
+        }
         faulty->held[faulty->held_count++] = read;
         read = next;
     }
     for (uint32_t i = faulty->held_count; i-- > 0 && !atomic_load(&fault_plan.hold_all);) {
-        uint32_t pick = (fault_plan.faults & FAULT_HOLD) ? dice(faulty, faulty->held_count) : faulty->held_count - 1;
-        if ((fault_plan.faults & FAULT_HOLD) && dice(faulty, 2))
+        uint32_t pick = (fault_plan.faults & FAULT_HOLD) ? dice(faulty, faulty->held_count) : i;
+        if (((fault_plan.faults & FAULT_HOLD) && dice(faulty, 2)) || faulty->due_ns[pick] > now)
             continue;
         faulty->held[pick]->next = list;
         list = faulty->held[pick];
         faulty->held[pick] = faulty->held[--faulty->held_count];
+        faulty->due_ns[pick] = faulty->due_ns[faulty->held_count];
     }
     *ret_finished = list;
     return status;

@@ -19,7 +19,11 @@ enum fault {
 struct fault_plan {
     const struct io_method *inner; /* set before the thread that opens it starts */
     _Atomic uint32_t faults;
-    _Atomic uint64_t broken_offset;  /* reads that cover this byte of a file of more than 8 MiB always fail; 0: none */
+    _Atomic uint64_t broken_offset; /* reads that cover this byte of a file of more than 8 MiB always fail; 0: none */
+    _Atomic uint64_t broken_device; /* reads of files on this device always fail; 0: none */
+    _Atomic int broken_result;      /* with this negative errno */
+    _Atomic uint64_t slow_device;   /* reads of files there come back one every `slow_us`; 0: none */
+    _Atomic uint32_t slow_us;
     _Atomic uint32_t hold_all;       /* 1: nothing comes back */
     _Atomic uint64_t flipped_offset; /* the next `flips` reads that cover this byte of such a file bring it flipped */
     _Atomic uint32_t flips;

@@ -273,7 +273,7 @@ static void fill_facts(struct fixture *fixture)
     json_decref(config);
     json_decref(generation);
     snprintf(facts->container, sizeof facts->container, "%s", fixture->container);
-    facts->dense_format = facts->expert_format = 1;
+    facts->dense_format = facts->expert_format = facts->stripes = 1;
     facts->workers = FIXTURE_WORKERS;
     facts->threads = facts->nodes = 1;
     facts->activations = ACTIVATIONS_INT8;

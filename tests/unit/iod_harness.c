@@ -275,6 +275,7 @@ void world_open(struct world *world, const char *scratch, const char *container_
     struct facts *f = &world->facts;
     *f = (struct facts){.config = container->config,
                         .identity = container->identity,
+                        .stripes = container->stripes,
                         .dense_format = container->dense_format,
                         .expert_format = container->expert_format,
                         .workers = options->workers,

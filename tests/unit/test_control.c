@@ -30,6 +30,7 @@ static void make_facts(struct facts *ret_facts)
     struct error error;
     json_auto_t *config = json_loads(text, 0, NULL);
     *ret_facts = (struct facts){.container = "/models/m",
+                                .stripes = 1,
                                 .dense_format = WEIGHT_INT8,
                                 .expert_format = WEIGHT_INT4,
                                 .workers = 2,
@@ -145,6 +146,12 @@ static void test_lies(void **state)
     }
     memset(control->facts.container, 'x', sizeof(control->facts.container)); /* no end */
     assert_true(control_attach(instance, &view, &seen, &error) < 0);
+    control->facts = facts;
+    snprintf(control->facts.mirror, sizeof(control->facts.mirror), "relative");
+    assert_int_equal(control_attach(instance, &view, &seen, &error), -EBADMSG);
+    assert_non_null(strstr(error.text, "mirror"));
+    memset(control->facts.mirror, '/', sizeof(control->facts.mirror));
+    assert_int_equal(control_attach(instance, &view, &seen, &error), -EBADMSG);
     control_detach(control);
     segment_unlink_all(instance);
 }

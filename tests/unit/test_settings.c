@@ -238,6 +238,27 @@ static void test_refusals(void **state)
 }
 
 /* What `calypte config` prints is a file with the same values. */
+/* A path is taken as it is written, and no longer than others can keep it. */
+static void test_path(void **state)
+{
+    (void)state;
+    struct settings settings;
+    struct error error;
+    char *argv[] = {(char[]){"--mirror"}, (char[]){"/mnt/second copy"}}, longest[SETTING_TEXT_MAX + 1];
+    int index = 0;
+    settings_init(&settings);
+    assert_string_equal(settings_text(&settings, SETTING_MIRROR), "");
+    assert_int_equal(settings_take_flag(&settings, 2, argv, &index, &error), 1);
+    assert_string_equal(settings_text(&settings, SETTING_MIRROR), "/mnt/second copy");
+    assert_int_equal(settings_set(&settings, "mirror", "", SOURCE_FLAG, "test", &error), 0);
+    assert_string_equal(settings_text(&settings, SETTING_MIRROR), "");
+    memset(longest, 'x', sizeof longest - 1);
+    longest[sizeof longest - 1] = 0;
+    assert_int_equal(settings_set(&settings, "mirror", longest, SOURCE_FLAG, "test", &error), -EINVAL);
+    longest[sizeof longest - 2] = 0;
+    assert_int_equal(settings_set(&settings, "mirror", longest, SOURCE_FLAG, "test", &error), 0);
+}
+
 static void test_print_is_a_file(void **state)
 {
     struct fixture *fixture = *state;
@@ -267,6 +288,7 @@ int main(void)
         cmocka_unit_test(test_defaults),
         cmocka_unit_test_setup_teardown(test_who_wins, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_refusals, set_up, tear_down),
+        cmocka_unit_test(test_path),
         cmocka_unit_test_setup_teardown(test_print_is_a_file, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -189,6 +189,7 @@ static struct container made_container(void)
     static char path[] = "/models/made-up";
     struct container container = {.path = path,
                                   .identity = 7,
+                                  .stripes = 1,
                                   .dense_format = WEIGHT_INT8,
                                   .expert_format = WEIGHT_INT4,
                                   .slice_bytes = SLICE,
