@@ -28,7 +28,7 @@ static inline uint32_t bits_of_float(float x)
  * No branch but selects: a loop over this function can be made of vectors. */
 static inline float inline_exp(float x)
 {
-    const float shift = 0x1.8p23f; /* adding and subtracting it rounds to the nearest integer, ties to even */
+    const float shift = 0x1.8p23f;         /* adding and subtracting it rounds to the nearest integer, ties to even */
     float bounded = x < 89.0f ? x : 89.0f; /* one instruction each; NaN is looked at last */
     bounded = bounded > -104.0f ? bounded : -104.0f;
     float n = (bounded * 0x1.715476p+0f + shift) - shift;

@@ -126,8 +126,8 @@ struct iod_line {
     /* now: experts that wait, bytes in flight */
     _Atomic uint32_t queued_demands, queued_lookaheads, queued_warmups;
     _Atomic uint64_t flying_bytes, registered_bytes; /* of the pool: with io_uring, in advance */
-    struct histogram read_us, demand_us; /* of one read; from the request for an expert to READY */
-    _Atomic uint32_t copies[MAX_COPIES]; /* enum copy_state */
+    struct histogram read_us, demand_us;             /* of one read; from the request for an expert to READY */
+    _Atomic uint32_t copies[MAX_COPIES];             /* enum copy_state */
     _Atomic uint32_t drive_count;
     struct drive_line drives[MAX_DRIVES];
 };

@@ -19,12 +19,12 @@ struct machine_node {
 };
 
 struct machine {
-    uint32_t cpu_count;          /* CPUs in the affinity mask */
-    uint32_t cpu_budget;         /* CPUs' worth of time: the mask, cut by cpu.max (rounded down), at least 1 */
-    uint32_t node_count;         /* nodes with memory and with CPUs of the mask, at least 1 */
-    struct machine_node *nodes;  /* [node_count] */
-    uint64_t memory_available;   /* bytes: MemAvailable, cut by the limits of the control groups */
-    uint64_t shm_free;           /* bytes of /dev/shm */
+    uint32_t cpu_count;         /* CPUs in the affinity mask */
+    uint32_t cpu_budget;        /* CPUs' worth of time: the mask, cut by cpu.max (rounded down), at least 1 */
+    uint32_t node_count;        /* nodes with memory and with CPUs of the mask, at least 1 */
+    struct machine_node *nodes; /* [node_count] */
+    uint64_t memory_available;  /* bytes: MemAvailable, cut by the limits of the control groups */
+    uint64_t shm_free;          /* bytes of /dev/shm */
 };
 
 /* Reads /proc and /sys below `root` ("" for this machine; tests give a made-up tree) and this process's affinity mask.
