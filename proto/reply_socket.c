@@ -76,6 +76,8 @@ static void drop(struct reply_socket *socket, struct connection *connection)
 {
     TAILQ_REMOVE(&socket->connections, connection, link);
     socket->count--;
+    /* A child that is just being started may hold the descriptor too, and then closing it would not end epoll's watch. */
+    epoll_ctl(socket->epoll, EPOLL_CTL_DEL, connection->fd, NULL);
     close(connection->fd);
     free(connection->message);
     free(connection->unsent);

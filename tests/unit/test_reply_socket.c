@@ -11,12 +11,14 @@
 
 #include <dirent.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 #define MOST 100000u
 #define GREETING "\0SP\0\0\x30\0\0"
@@ -299,6 +301,32 @@ static void test_place(void **state)
     assert_int_equal(reply_socket_listen(REPLY_REP, fixture->path, MOST, &fixture->socket, &error), 0);
 }
 
+/* A child that has just been forked holds every descriptor for a moment: a connection that was ended meanwhile is heard of no more. */
+static void test_child_holds(void **state)
+{
+    struct fixture *fixture = *state;
+    struct reply_address from;
+    void *bytes;
+    size_t size;
+    int client = dial(fixture, GREETING, 8);
+    settle(fixture);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        pause();
+        _exit(0);
+    }
+    assert_int_equal(send(client, "no frame begins so", 18, MSG_NOSIGNAL), 18);
+    for (int i = 0; i < 8; i++)
+        assert_true(reply_socket_receive(fixture->socket, &from, &bytes, &size) < 0);
+    assert_int_equal(send(client, "to whom it may concern", 22, MSG_NOSIGNAL), 22); /* the child's copy gets it */
+    assert_false(readable(reply_socket_fd(fixture->socket)));
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    close(client);
+    settle(fixture);
+}
+
 #define REPLY_TEST(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
 
 int main(void)
@@ -306,6 +334,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         REPLY_TEST(test_pieces),         REPLY_TEST(test_bad_clients),   REPLY_TEST(test_crowd),
         REPLY_TEST(test_no_descriptors), REPLY_TEST(test_reads_nothing), REPLY_TEST(test_place),
+        REPLY_TEST(test_child_holds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
