@@ -17,6 +17,8 @@
 
 struct usage {
     struct usage_memory memory; /* all that the file says: the opener's until the first note, then the writer's */
+    enum usage_verdict verdict; /* of what was read into it */
+    bool loaded;                /* something was, so the file is not added to it once more */
     char path[PATH_MAX];
     int fd; /* -1: read only */
     uint64_t bytes;
@@ -149,7 +151,7 @@ static uint64_t bytes_most(uint32_t experts)
 }
 
 /* Reads the file behind `fd` into the memory. */
-static enum usage_verdict read_file(struct usage *usage, int fd, size_t *ret_whole)
+static enum usage_verdict read_bytes(struct usage *usage, int fd, size_t *ret_whole)
 {
     /* One record may stand beyond the bound, which is looked at before the next. */
     size_t most = bytes_most(usage->memory.experts) + usage_heat_bytes(usage->memory.experts) +
@@ -172,20 +174,32 @@ static enum usage_verdict read_file(struct usage *usage, int fd, size_t *ret_who
     return size > most ? USAGE_DAMAGED : usage_decode(&usage->memory, bytes, size, ret_whole);
 }
 
+static void read_file(struct usage *usage, int fd, size_t *ret_whole)
+{
+    usage->verdict = read_bytes(usage, fd, ret_whole);
+    usage->loaded = true;
+}
+
+/* Reads what can be read of a file that is not written; `reason`: why, NULL: it was not to be. */
 static void read_only(struct usage *usage, const char *reason)
 {
+    struct stat stat;
+    size_t whole;
     _cleanup_close_ int fd = open(usage->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0) {
-        if (errno != ENOENT || reason)
+    int code = fd < 0 || fstat(fd, &stat) < 0 ? errno : S_ISREG(stat.st_mode) ? 0 : EPERM;
+    if (code && !usage->loaded) {
+        if (code != ENOENT || reason)
             say(usage, "%s: %s: the use of the experts is not remembered", usage->path,
-                reason ? reason : strerror(errno));
+                reason ? reason : strerror(code));
         return;
     }
-    size_t whole;
-    enum usage_verdict verdict = read_file(usage, fd, &whole);
-    if (verdict == USAGE_DAMAGED || verdict == USAGE_FOREIGN)
-        say(usage, "%s: damaged, or of another model: read as far as it is right", usage->path);
-    if (reason)
+    if (!usage->loaded)
+        read_file(usage, fd, &whole);
+    bool damaged = usage->verdict == USAGE_DAMAGED || usage->verdict == USAGE_FOREIGN;
+    if (damaged)
+        say(usage, "%s: damaged, or of another model: read as far as it is right%s%s", usage->path,
+            reason ? ", but not written: " : "", reason ? reason : "");
+    else if (reason)
         say(usage, "%s: %s: the use of the experts is read, but not written", usage->path, reason);
 }
 
@@ -196,14 +210,14 @@ static int open_for_writing(struct usage *usage)
     if (usage->fd < 0)
         return usage->fd;
     size_t whole;
-    enum usage_verdict verdict = read_file(usage, usage->fd, &whole);
-    if (verdict == USAGE_DAMAGED || verdict == USAGE_FOREIGN) {
+    read_file(usage, usage->fd, &whole);
+    if (usage->verdict == USAGE_DAMAGED || usage->verdict == USAGE_FOREIGN) {
         char aside[PATH_MAX + 16];
         snprintf(aside, sizeof aside, "%s.damaged", usage->path);
         if (rename(usage->path, aside) < 0)
             return -errno;
         say(usage, "%s: %s: set aside as %s; what was readable is kept", usage->path,
-            verdict == USAGE_FOREIGN ? "the use of another model" : "damaged", aside);
+            usage->verdict == USAGE_FOREIGN ? "the use of another model" : "damaged", aside);
         return write_anew(usage);
     }
     if (whole == 0) /* new, or not even its header was written */
@@ -216,10 +230,23 @@ static int open_for_writing(struct usage *usage)
 
 /* --- the writer --- */
 
+/* The file has lost its name: writes a new one, unless another instance did so in the meantime (-EBUSY). */
+static int write_again(struct usage *usage)
+{
+    make_folders(usage->path);
+    _cleanup_close_ int there = open_locked(usage->path, O_CREAT); /* until ours has the name */
+    int status = there < 0 ? there : write_anew(usage);
+    if (status == 0)
+        say(usage, "%s: was removed or replaced while it was in use: written anew", usage->path);
+    return status;
+}
+
 static int append(struct usage *usage, const uint32_t *uses)
 {
     size_t bytes = usage_encode_uses(&usage->memory, uses, usage->buffer);
     usage_memory_add(&usage->memory, uses);
+    if (!same_file(usage->fd, usage->path))
+        return write_again(usage);
     if (usage->bytes + bytes > bytes_most(usage->memory.experts))
         return write_anew(usage);
     int status = write_all(usage->fd, usage->buffer, bytes);
@@ -244,7 +271,7 @@ static void *write_records(void *argument)
         int status = failed ? 0 : append(usage, usage->handed);
         if (status < 0) {
             say(usage, "%s cannot be written: %s: the use of the experts is not remembered from here on", usage->path,
-                strerror(-status));
+                status == -EBUSY ? "another instance of this model writes it" : strerror(-status));
             failed = true;
         }
         memset(usage->handed, 0, usage->memory.experts * sizeof *usage->handed);
@@ -310,10 +337,12 @@ int usage_open(const struct usage_options *options, struct usage **ret_usage, st
         usage->writing = pthread_create(&usage->writer, NULL, write_records, usage) == 0;
     else if (options->read_only)
         read_only(usage, NULL);
-    else if (opened == -EBUSY)
-        read_only(usage, "another instance of this model writes it");
     else
-        say(usage, "%s: %s: the use of the experts is not remembered", usage->path, strerror(-opened));
+        read_only(usage, opened == -EBUSY ? "another instance of this model writes it" : strerror(-opened));
+    if (opened < 0) {
+        close_fdp(&usage->fd);
+        usage->fd = -1;
+    }
     *ret_usage = usage;
     return 0;
 }

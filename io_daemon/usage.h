@@ -4,7 +4,8 @@
  *
  * Whoever holds the file's flock writes it: a second instance of the same model only reads. Records are appended by a
  * thread of its own, so that no miss waits for a disk that is busy. A file beyond its bound is written anew under a
- * temporary name and renamed. After a crash it is cut back to its last whole record; one that is damaged otherwise, or
+ * temporary name and renamed, and so is one that was removed while it was in use. What can be read but not written is
+ * read. After a crash it is cut back to its last whole record; one that is damaged otherwise, or
  * of another model, is set aside as PATH.damaged. */
 #pragma once
 

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -113,6 +114,18 @@ static int read_tensor(const struct safetensors *file, const struct tensor *tens
     return 0;
 }
 
+/* A file that cannot be found. Of a link it is the target's drive that is missing, and no copy of the file. */
+static int no_file(const char *path, int code, struct error *ret_error)
+{
+    char target[PATH_MAX];
+    ssize_t length = readlink(path, target, sizeof target - 1);
+    if (length < 0)
+        return error_set(ret_error, code, "%s: %s; fetch this file again or convert again", path, strerror(code));
+    target[length] = '\0';
+    return error_set(ret_error, code, "%.400s: a link to %.400s: %s; mount its drive, or mend the link", path, target,
+                     strerror(code));
+}
+
 /* Opens a file of the container and holds it against its entry in the manifest. */
 static int open_file(const struct container *container, const char *name, const json_t *entry,
                      struct safetensors *ret_file, struct error *ret_error)
@@ -132,7 +145,7 @@ static int open_file(const struct container *container, const char *name, const 
     /* The length first: of a truncated file it says more than the header would. */
     struct stat facts;
     if (stat(path, &facts) < 0)
-        return error_set(ret_error, errno, "%s: %s; fetch this file again or convert again", path, strerror(errno));
+        return no_file(path, errno, ret_error);
     if ((uint64_t)facts.st_size != (uint64_t)json_integer_value(bytes))
         return error_set(ret_error, EINVAL,
                          "%s: has %lld bytes, the manifest says %lld: fetch this file again or convert again", path,

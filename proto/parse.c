@@ -65,10 +65,13 @@ int parse_size(const char *text, uint64_t *ret_bytes)
         {"GiB", UINT64_C(1) << 30},
         {"T", UINT64_C(1) << 40},
         {"TiB", UINT64_C(1) << 40},
+        {"P", UINT64_C(1) << 50},
+        {"PiB", UINT64_C(1) << 50},
         {"KB", 1000},
         {"MB", 1000000},
         {"GB", 1000000000},
         {"TB", UINT64_C(1000000000000)},
+        {"PB", UINT64_C(1000000000000000)},
     };
     long double number;
     bool fraction;

@@ -11,8 +11,9 @@ int parse_number(const char *text, uint64_t least, uint64_t most, uint64_t *ret_
  * -ERANGE. */
 int parse_real(const char *text, double least, double most, double *ret_number);
 
-/* Bytes: a decimal number, with a fraction if it has a suffix. K, M, G, T and KiB, MiB, GiB, TiB are powers of 1024;
- * KB, MB, GB, TB of 1000; upper or lower case. "64G", "1.5GiB", "4096". 0, -EINVAL, -ERANGE (2^63 bytes or more). */
+/* Bytes: a decimal number, with a fraction if it has a suffix. K, M, G, T, P and KiB to PiB are powers of 1024;
+ * KB to PB of 1000; upper or lower case. "64G", "1.5GiB", "4096". 0, -EINVAL, -ERANGE (2^63 bytes or more). */
+#define PARSE_SIZE_LIMIT "8192P (2^63 bytes)"
 int parse_size(const char *text, uint64_t *ret_bytes);
 
 /* A share like "80%" or "12.5%", more than 0 and at most 100. 0, -EINVAL, -ERANGE. */

@@ -141,11 +141,21 @@ int trace_finish(struct trace_writer *writer, struct error *ret_error)
     if (!writer)
         return 0;
     errno = 0;
-    if (fclose(writer->file))
+    if (fclose(writer->file)) {
         status = error_set(ret_error, errno, "%s: cannot write: %s", writer->path, strerror(errno));
+        unlink(writer->path);
+    }
     writer->file = NULL;
     free_writer(writer);
     return status;
+}
+
+void trace_discard(struct trace_writer *writer)
+{
+    if (!writer)
+        return;
+    unlink(writer->path);
+    free_writer(writer);
 }
 
 /* The reader's next line, without its end. 1; 0 at the end of the file. */

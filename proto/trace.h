@@ -48,8 +48,11 @@ int trace_create(const char *path, const struct trace_header *header, struct tra
                  struct error *ret_error);
 /* Appends a layer. -EINVAL where it is not one: nothing is written then. */
 int trace_append(struct trace_writer *writer, const struct trace_layer *layer, struct error *ret_error);
-/* Writes out what is buffered and frees the writer, whatever happens. NULL: nothing. */
+/* Writes out what is buffered. Frees the writer, whatever happens; a file that could not be written whole is removed, so
+ * that the name is free again. NULL: nothing. */
 int trace_finish(struct trace_writer *writer, struct error *ret_error);
+/* Instead of it, after a failure: removes the file and frees the writer. NULL: nothing. */
+void trace_discard(struct trace_writer *writer);
 
 struct trace_reader;
 

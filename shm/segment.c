@@ -304,7 +304,7 @@ int segment_populate(const char *instance, const char *part, size_t bytes_expect
                      const struct segment_options *options, struct error *ret_error)
 {
     char name[SEGMENT_NAME_MAX];
-    struct segment segment;
+    struct segment segment = {0};
     int status = segment_name(instance, part, name, ret_error);
     if (status == 0)
         status = segment_attach(instance, part, SEGMENT_RAW, bytes_expected, true, &segment, ret_error);

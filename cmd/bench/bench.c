@@ -1,5 +1,6 @@
 #include "cmd/bench/bench.h"
 
+#include "cmd/cli/interrupt.h"
 #include "compute/team.h"
 #include "proto/cleanup.h"
 
@@ -12,6 +13,7 @@
 #include <time.h>
 
 #define COUNT_MOST (UINT64_C(1) << 32) /* items a run: one that takes no time ends here */
+#define STRETCH_SECONDS 0.25           /* between two looks for a signal */
 
 struct bench_team {
     unsigned threads, started;
@@ -19,9 +21,10 @@ struct bench_team {
     pthread_barrier_t begin, end; /* of all members and the caller */
     pthread_mutex_t gate;         /* held until all members are there, or one could not be started */
     bool over, cpu_time;
+    int interrupt_fd; /* -1: none */
     bench_work *work;
     void *context;
-    uint64_t first, count;
+    uint64_t first, count, stretch;
     uint64_t *began, *ended, *cpu; /* [threads] ns: of the clock, and CPU time between them */
     int *cpus;                     /* [threads] */
 };
@@ -79,6 +82,23 @@ static uint64_t cpu_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* Nobody reads the descriptor, so that every thread sees the signal, and at every later look. */
+static bool interrupted(const struct bench_team *team)
+{
+    return team->interrupt_fd >= 0 && interrupt_wait(team->interrupt_fd, -1, 0) == WAIT_INTERRUPTED;
+}
+
+static void work_stretches(const struct bench_team *team, unsigned thread)
+{
+    uint64_t first = team->first, left = team->count;
+    while (left > 0 && !interrupted(team)) {
+        uint64_t count = left < team->stretch ? left : team->stretch;
+        team->work(team->context, thread, team->threads, first, count);
+        first += count;
+        left -= count;
+    }
+}
+
 static void *run_member(void *argument)
 {
     struct member member = *(struct member *)argument;
@@ -97,7 +117,7 @@ static void *run_member(void *argument)
             return NULL;
         uint64_t cpu = cpu_ns();
         team->began[member.index] = clock_ns();
-        team->work(team->context, member.index, team->threads, team->first, team->count);
+        work_stretches(team, member.index);
         team->ended[member.index] = clock_ns();
         team->cpu[member.index] = cpu_ns() - cpu;
         pthread_barrier_wait(&team->end);
@@ -147,13 +167,15 @@ static int start_members(struct bench_team *team, struct error *ret_error)
                 : 0;
 }
 
-int bench_team_open(unsigned threads, bool cpu_time, struct bench_team **ret_team, struct error *ret_error)
+int bench_team_open(unsigned threads, bool cpu_time, int interrupt_fd, struct bench_team **ret_team,
+                    struct error *ret_error)
 {
     struct bench_team *team = calloc(1, sizeof *team);
     if (!team)
         return error_set(ret_error, ENOMEM, "no memory for %u threads", threads);
     team->threads = threads;
     team->cpu_time = cpu_time;
+    team->interrupt_fd = interrupt_fd;
     team->ids = calloc(threads, sizeof *team->ids);
     team->began = calloc(threads, sizeof *team->began);
     team->ended = calloc(threads, sizeof *team->ended);
@@ -202,6 +224,11 @@ unsigned bench_team_threads(const struct bench_team *team)
     return team->threads;
 }
 
+int bench_team_check(const struct bench_team *team, struct error *ret_error)
+{
+    return interrupted(team) ? error_set(ret_error, EINTR, "interrupted") : 0;
+}
+
 /* CPU time of the last run's busiest thread, in seconds. */
 static double busiest(const struct bench_team *team)
 {
@@ -211,12 +238,14 @@ static double busiest(const struct bench_team *team)
     return (double)most * 1e-9;
 }
 
-double bench_team_run(struct bench_team *team, bench_work *work, void *context, uint64_t first, uint64_t count)
+double bench_team_run(struct bench_team *team, bench_work *work, void *context, uint64_t first, uint64_t count,
+                      uint64_t stretch)
 {
     team->work = work;
     team->context = context;
     team->first = first;
     team->count = count;
+    team->stretch = stretch;
     pthread_barrier_wait(&team->begin);
     pthread_barrier_wait(&team->end);
     if (team->cpu_time)
@@ -231,24 +260,33 @@ double bench_team_run(struct bench_team *team, bench_work *work, void *context, 
 
 static double run_load(struct bench_team *team, struct bench_load *load)
 {
-    double seconds = bench_team_run(team, load->work, load->context, load->next, load->count);
+    double seconds = bench_team_run(team, load->work, load->context, load->next, load->count, load->stretch);
     load->next += load->count;
     return seconds;
 }
 
+/* Items that take `seconds` where `count` took `took`. */
+static uint64_t fitting(uint64_t count, double took, double seconds)
+{
+    double fit = took > 0 ? (double)count * seconds / took : 1;
+    return fit < 1 ? 1 : fit > (double)COUNT_MOST ? COUNT_MOST : (uint64_t)fit;
+}
+
 void bench_calibrate(struct bench_team *team, struct bench_load *load, double seconds)
 {
-    load->count = 1;
+    load->count = load->stretch = 1;
     for (;;) {
         /* By CPU time: by the clock a run may be long because another program was on the CPU. */
         run_load(team, load);
         double took = busiest(team);
         if (took >= seconds / 4 || load->count >= COUNT_MOST) {
-            double fit = took > 0 ? (double)load->count * seconds / took : 1;
-            load->count = fit < 1 ? 1 : fit > (double)COUNT_MOST ? COUNT_MOST : (uint64_t)fit;
+            load->stretch = fitting(load->count, took, STRETCH_SECONDS);
+            load->count = fitting(load->count, took, seconds);
             return;
         }
         load->count *= 2;
+        if (took < STRETCH_SECONDS)
+            load->stretch = load->count;
     }
 }
 

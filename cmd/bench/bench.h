@@ -38,13 +38,20 @@ struct bench_team;
 typedef void bench_work(void *context, unsigned thread, unsigned threads, uint64_t first, uint64_t count);
 
 /* `cpu_time`: runs are timed by the CPU time of the thread that used most of it, for machines on which others work
- * too; else by the clock, from the first thread's start to the last one's end. */
-int bench_team_open(unsigned threads, bool cpu_time, struct bench_team **ret_team, struct error *ret_error);
+ * too; else by the clock, from the first thread's start to the last one's end. `interrupt_fd` (cmd/cli/interrupt.h; -1:
+ * signals have their default effect): once a signal has come, a run ends after its stretch and later ones do nothing;
+ * their figures are none, which bench_team_check tells. */
+int bench_team_open(unsigned threads, bool cpu_time, int interrupt_fd, struct bench_team **ret_team,
+                    struct error *ret_error);
 void bench_team_close(struct bench_team *team);
 unsigned bench_team_threads(const struct bench_team *team);
+/* 0, or -EINTR once a signal has come. */
+int bench_team_check(const struct bench_team *team, struct error *ret_error);
 
-/* Lets all threads work at once. Returns the seconds that it took. */
-double bench_team_run(struct bench_team *team, bench_work *work, void *context, uint64_t first, uint64_t count);
+/* Lets all threads work at once, each in stretches of `stretch` items (at least 1), between which it looks for a signal.
+ * Returns the seconds that it took. */
+double bench_team_run(struct bench_team *team, bench_work *work, void *context, uint64_t first, uint64_t count,
+                      uint64_t stretch);
 
 /* Something to measure: `amount` (bytes, products) an item; `next` goes on from run to run, so that what was used
  * last is used last. */
@@ -53,6 +60,7 @@ struct bench_load {
     void *context;
     double amount;
     uint64_t next, count; /* count: items a run, 0 until bench_calibrate */
+    uint64_t stretch;     /* items between two looks for a signal: about 0.25 s, mostly the whole run */
 };
 
 /* Finds how many items take about `seconds`. They run at least once. */

@@ -134,7 +134,7 @@ static void work_dot(void *context, unsigned thread, unsigned threads, uint64_t 
 }
 
 /* With as many threads as an instance takes by itself. */
-static int open_limits(struct bench *bench, struct error *ret_error)
+static int open_limits(struct bench *bench, int interrupt_fd, struct error *ret_error)
 {
     struct limits *limits = &bench->limits;
     const struct kernel_set *set;
@@ -145,7 +145,7 @@ static int open_limits(struct bench *bench, struct error *ret_error)
     if (!limits->peak)
         return error_set(ret_error, ENOTSUP, "no peak loop for the kernel set %s", set->name);
     limits->threads = bench_usable_cpus();
-    status = bench_team_open(limits->threads, false, &limits->team, ret_error);
+    status = bench_team_open(limits->threads, false, interrupt_fd, &limits->team, ret_error);
     if (status == 0)
         status = bench_memory_open(limits->team, bench->megabytes << 20, &limits->memory, ret_error);
     if (status == 0)
@@ -158,7 +158,7 @@ static int open_limits(struct bench *bench, struct error *ret_error)
                                       .amount = (double)limits->peak->run_dot(1) * limits->threads};
     bench_calibrate(limits->team, &limits->read, bench->seconds);
     bench_calibrate(limits->team, &limits->dot, bench->seconds);
-    return 0;
+    return bench_team_check(limits->team, ret_error);
 }
 
 static void close_limits(struct limits *limits)
@@ -177,6 +177,14 @@ static double measure_limit(struct bench_team *team, struct bench_load *load)
         best = rate > best ? rate : best;
     }
     return best;
+}
+
+/* -EINTR: a signal came, and they are no figures. */
+static int measure_limits(struct limits *limits, double *ret_read, double *ret_dot, struct error *ret_error)
+{
+    *ret_read = measure_limit(limits->team, &limits->read);
+    *ret_dot = measure_limit(limits->team, &limits->dot);
+    return bench_team_check(limits->team, ret_error);
 }
 
 static double larger(double a, double b)
@@ -204,8 +212,8 @@ static int open_instance(struct bench *bench, int interrupt_fd, struct error *re
     if (status == 0)
         status = client_open(&bench->target.instance, "api.ipc", interrupt_fd, &bench->client, ret_error);
     if (status == 0)
-        status = bench_disk_open(bench->target.instance.name, bench->arguments.operands[0], settings, &bench->disk,
-                                 ret_error);
+        status = bench_disk_open(bench->target.instance.name, bench->arguments.operands[0], settings, interrupt_fd,
+                                 &bench->disk, ret_error);
     return status;
 }
 
@@ -286,23 +294,26 @@ static int measure_runs(struct bench *bench, struct error *ret_error)
 {
     double rates[BENCH_RUNS_MAX], reads[BENCH_RUNS_MAX];
     struct figures figures;
-    struct limits *limits = &bench->limits;
+    double read = 0, dot = 0;
     /* The first runs fill session and pool. */
     json_t *answer = NULL;
     int status = ask(bench, 0, bench->prefill ? bench->tokens : 1, &answer, ret_error);
     json_decref(answer);
     if (status == 0)
         status = measure_run(bench, 0, &figures, ret_error);
-    double read = measure_limit(limits->team, &limits->read), dot = measure_limit(limits->team, &limits->dot);
+    if (status == 0)
+        status = measure_limits(&bench->limits, &read, &dot, ret_error);
     for (unsigned r = 0; status == 0 && r < bench->runs; r++) {
         double read_before = read, dot_before = dot;
         status = measure_run(bench, r + 1, &figures, ret_error);
-        read = measure_limit(limits->team, &limits->read);
-        dot = measure_limit(limits->team, &limits->dot);
+        if (status == 0)
+            status = measure_limits(&bench->limits, &read, &dot, ret_error);
+        if (status < 0)
+            break;
         figures.read = reads[r] = larger(read_before, read);
         figures.dot = larger(dot_before, dot);
         rates[r] = figures.tokens_per_s;
-        if (status == 0 && figures.tokens_per_s > bench->best.tokens_per_s)
+        if (figures.tokens_per_s > bench->best.tokens_per_s)
             bench->best = figures;
     }
     if (status == 0)
@@ -449,7 +460,7 @@ static int run(struct bench *bench, int interrupt_fd, struct error *ret_error)
 {
     int status = container_open(bench->arguments.operands[0], &bench->container, ret_error);
     if (status == 0)
-        status = open_limits(bench, ret_error);
+        status = open_limits(bench, interrupt_fd, ret_error);
     if (status == 0)
         status = open_instance(bench, interrupt_fd, ret_error);
     if (status == 0)

@@ -20,7 +20,7 @@ struct bench_disk {
     struct disk_run run;
 };
 
-int bench_disk_open(const char *instance, const char *container, const struct settings *settings,
+int bench_disk_open(const char *instance, const char *container, const struct settings *settings, int interrupt_fd,
                     struct bench_disk **ret_disk, struct error *ret_error)
 {
     struct bench_disk *disk = calloc(1, sizeof *disk);
@@ -33,6 +33,7 @@ int bench_disk_open(const char *instance, const char *container, const struct se
     struct facts facts;
     struct drive_bench_options options = {.path = container,
                                           .io = (uint32_t)settings_number(settings, SETTING_IO),
+                                          .interrupt_fd = interrupt_fd,
                                           .hugepages = settings_number(settings, SETTING_HUGEPAGES) != 0};
     int status = control_watch(instance, &disk->control, &facts, ret_error);
     if (status == 0)

@@ -14,8 +14,9 @@ struct disk_run {
     double bytes_per_s; /* what the drive gives: the better of before and after the run; 0: not asked */
 };
 
-/* Watches a running instance of the container. `settings`: io and hugepages. */
-int bench_disk_open(const char *instance, const char *container, const struct settings *settings,
+/* Watches a running instance of the container. `settings`: io and hugepages. `interrupt_fd`
+ * (cmd/cli/interrupt.h): a signal ends the measuring of the drive with -EINTR. */
+int bench_disk_open(const char *instance, const char *container, const struct settings *settings, int interrupt_fd,
                     struct bench_disk **ret_disk, struct error *ret_error);
 void bench_disk_close(struct bench_disk *disk);
 

@@ -1,6 +1,7 @@
 #include "cmd/bench/drive.h"
 
 #include "cmd/cli/bar.h"
+#include "cmd/cli/interrupt.h"
 #include "io_daemon/disk.h"
 #include "io_daemon/tool_reader.h"
 #include "proto/cleanup.h"
@@ -26,6 +27,7 @@ struct blob {
 struct drive_bench {
     struct drive_bench_facts facts;
     uint32_t io;
+    int interrupt_fd; /* -1: none */
     bool hugepages;
     char *path;
     struct container *container; /* NULL: a scratch file */
@@ -227,6 +229,7 @@ int drive_bench_open(const struct drive_bench_options *options, struct drive_ben
         return error_set(ret_error, ENOMEM, "%s: no memory", options->path);
     }
     drive->io = options->io;
+    drive->interrupt_fd = options->interrupt_fd;
     drive->hugepages = options->hugepages;
     drive->facts.direct = !options->buffered;
     drive->facts.container = is_container(options->path);
@@ -411,6 +414,8 @@ static int turn(struct run *run, struct latencies *latencies, struct error *ret_
 {
     struct piece *finished;
     uint32_t events = 0;
+    if (run->drive->interrupt_fd >= 0 && interrupt_wait(run->drive->interrupt_fd, -1, 0) == WAIT_INTERRUPTED)
+        return error_set(ret_error, EINTR, "interrupted");
     begin_loads(run);
     uint64_t before = run->reader.bytes;
     int status = reader_wait(&run->reader.reader, -1, &finished, &events, ret_error);

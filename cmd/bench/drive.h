@@ -19,6 +19,7 @@ struct drive_bench_options {
     uint64_t scratch_bytes; /* of that file */
     uint32_t io;            /* enum io_choice */
     bool buffered;          /* through the page cache */
+    int interrupt_fd;       /* cmd/cli/interrupt.h: a signal ends drive_bench_measure; -1: its default effect */
     bool hugepages;         /* the setting of that name: whether the pool asks for huge pages */
 };
 
@@ -66,7 +67,7 @@ uint64_t drive_bench_piece_bytes(const struct drive_bench *drive, uint64_t block
 
 /* Reads blobs for `seconds`, counted from when the drive is busy: bytes a second, and each read's time is counted in
  * `latencies`. Goes on where the last call ended, so that every blob is read once before one is read again. Errors name
- * the file. */
+ * the file; -EINTR: a signal came. */
 int drive_bench_measure(struct drive_bench *drive, const struct drive_setting *setting, double seconds,
                         struct latencies *latencies, double *ret_bytes_per_s, struct error *ret_error);
 

@@ -233,6 +233,7 @@ static int parse(int argc, char **argv, struct iobench *bench, struct drive_benc
     *ret_options = (struct drive_bench_options){.path = arguments->operands[0],
                                                 .scratch_bytes = size ? size : DRIVE_SCRATCH_BYTES,
                                                 .io = (uint32_t)settings_number(&arguments->settings, SETTING_IO),
+                                                .interrupt_fd = -1,
                                                 .buffered = arguments->values[FLAG_BUFFERED] != NULL,
                                                 .hugepages = settings_number(&arguments->settings, SETTING_HUGEPAGES) !=
                                                              SETTING_HUGEPAGES_OFF};

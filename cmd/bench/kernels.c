@@ -213,8 +213,8 @@ static int parse(int argc, char **argv, struct bench *bench)
 
 static int run(struct bench *bench, struct error *ret_error)
 {
-    int status = bench_team_open((unsigned)bench->threads, bench->arguments.values[FLAG_CPU_TIME] != NULL, &bench->team,
-                                 ret_error);
+    int status = bench_team_open((unsigned)bench->threads, bench->arguments.values[FLAG_CPU_TIME] != NULL, -1,
+                                 &bench->team, ret_error);
     if (status == 0)
         status = bench_memory_open(bench->team, bench->megabytes << 20, &bench->memory, ret_error);
     if (status == 0)

@@ -14,6 +14,8 @@
 
 #define CHUNK_BYTES 65536u /* read in one item by each thread */
 #define STEP_BYTES (2u << 20)
+#define SCALES_STEP (STEP_BYTES / 16 / 2)
+#define STEPS_TOGETHER 16u /* written between two looks for a signal */
 #define MAX_SETS 16u
 
 static void *map(size_t bytes)
@@ -25,23 +27,21 @@ static void *map(size_t bytes)
     return memory;
 }
 
-/* One item: the thread's whole part. */
+/* One item: a step of the thread's part, and its scales. */
 static void touch(void *context, unsigned thread, unsigned threads, uint64_t first, uint64_t count)
 {
-    (void)threads;
-    (void)first;
-    (void)count;
     struct bench_memory *memory = context;
-    uint64_t x = 0x9e3779b97f4a7c15ull * (thread + 1);
-    int8_t *quanta = (int8_t *)memory->quanta[thread];
-    for (size_t i = 0; i < memory->bytes; i += 8) {
+    uint64_t x = 0x9e3779b97f4a7c15ull * (first * threads + thread + 1);
+    int8_t *quanta = (int8_t *)memory->quanta[thread] + first * STEP_BYTES;
+    uint16_t *scales = memory->scales[thread] + first * SCALES_STEP;
+    for (size_t i = 0; i < count * STEP_BYTES; i += 8) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17; /* xorshift64 (Marsaglia 2003) */
         memcpy(quanta + i, &x, sizeof x);
         for (unsigned b = 0; b < 8; b++)
             quanta[i + b] = quanta[i + b] < -127 ? -127 : quanta[i + b];
     }
-    for (size_t i = 0; i < memory->scale_bytes / 2; i++)
-        memory->scales[thread][i] = (uint16_t)(0x1400u | (quanta[i] & 0xff)); /* 2^-10 and up to a quarter more */
+    for (size_t i = 0; i < count * SCALES_STEP; i++)
+        scales[i] = (uint16_t)(0x1400u | (quanta[i] & 0xff)); /* 2^-10 and up to a quarter more */
 }
 
 int bench_memory_open(struct bench_team *team, uint64_t bytes, struct bench_memory *ret_memory, struct error *ret_error)
@@ -63,7 +63,12 @@ int bench_memory_open(struct bench_team *team, uint64_t bytes, struct bench_memo
         return error_set(ret_error, ENOMEM, "no memory for %llu MiB of weights; choose fewer with --bytes",
                          (unsigned long long)(bytes >> 20));
     }
-    bench_team_run(team, touch, &memory, 0, 1);
+    bench_team_run(team, touch, &memory, 0, memory.bytes / STEP_BYTES, STEPS_TOGETHER);
+    int status = bench_team_check(team, ret_error);
+    if (status < 0) {
+        bench_memory_close(&memory);
+        return status;
+    }
     *ret_memory = memory;
     return 0;
 }
@@ -126,6 +131,11 @@ int bench_reading_open(struct bench_team *team, const struct bench_memory *memor
                 best = *ret_reading;
             }
         }
+    }
+    int status = bench_team_check(team, ret_error);
+    if (status < 0) {
+        bench_reading_close(ret_reading);
+        return status;
     }
     if (!best.peak) {
         bench_reading_close(ret_reading);
@@ -222,7 +232,7 @@ int bench_memory(int argc, char **argv)
     struct bench_memory memory = {0};
     struct bench_spread all, one;
     struct bench_reading reading, alone;
-    int status = bench_team_open((unsigned)threads, arguments.values[FLAG_CPU_TIME] != NULL, &team, &error);
+    int status = bench_team_open((unsigned)threads, arguments.values[FLAG_CPU_TIME] != NULL, -1, &team, &error);
     if (status == 0)
         status = bench_memory_open(team, megabytes << 20, &memory, &error);
     if (status == 0)

@@ -6,7 +6,7 @@
 
 #define BENCH_WEIGHT_BYTES ((uint64_t)1200 << 20) /* of all threads: over 1 GB of quanta */
 
-/* Each thread has touched its own part first, so that it lies on its node, as a worker's rows do. */
+/* Each thread has touched its own part first, so that it lies on its node, as a worker's rows do. -EINTR: a signal came. */
 struct bench_memory {
     unsigned threads;
     size_t bytes, scale_bytes; /* of a thread's part; scales: f16 from 1/1024 on, a 16th of the quanta */
@@ -28,6 +28,7 @@ struct bench_reading {
 };
 
 /* Finds the best loop and number of streams, with `readers` of the team's threads, each run taking about `seconds`.
+ * -EINTR: a signal came.
  * *ret_load is the load to measure; it points to *ret_reading, which bench_reading_close frees. */
 int bench_reading_open(struct bench_team *team, const struct bench_memory *memory, unsigned readers, double seconds,
                        struct bench_reading *ret_reading, struct bench_load *ret_load, struct error *ret_error);

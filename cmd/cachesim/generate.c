@@ -119,8 +119,10 @@ int generate_trace(enum generate_kind kind, uint64_t seed, uint64_t steps, const
     if (status == 0) {
         begin(generator, seed);
         status = write_steps(generator, kind, steps, writer, ret_error);
-        int finished = trace_finish(writer, status == 0 ? ret_error : NULL);
-        status = status == 0 ? finished : status;
+        if (status == 0)
+            status = trace_finish(writer, ret_error);
+        else
+            trace_discard(writer);
     }
     free(generator);
     return status;

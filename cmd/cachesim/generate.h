@@ -17,5 +17,5 @@ enum generate_kind {
 
 const char *generate_kind_name(enum generate_kind kind);
 
-/* Writes `steps` steps to the file `path`, which must not exist yet. */
+/* Writes `steps` steps to the file `path`, which must not exist yet and is removed after a failure. */
 int generate_trace(enum generate_kind kind, uint64_t seed, uint64_t steps, const char *path, struct error *ret_error);

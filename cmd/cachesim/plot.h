@@ -8,6 +8,6 @@ struct plot_point {
     double hit_rates[REPLAY_POLICIES]; /* percent */
 };
 
-/* Writes the PNG `path`. -ENOENT: there is no gnuplot. */
+/* Writes the PNG `path`, whole or with an error. -ENOENT: there is no gnuplot, or no such folder. */
 int plot_draw(const char *path, const char *title, const struct plot_point *points, size_t count,
               struct error *ret_error);

@@ -78,6 +78,8 @@ static int read_layers(const char *path, struct trace_reader *reader, struct wor
         if (make_room((void **)&workload->layers, &layer_room, workload->layer_count, 1, sizeof *workload->layers) ||
             make_room((void **)&workload->uses, &use_room, workload->use_count, layer.count, sizeof *workload->uses))
             return error_set(ret_error, ENOMEM, "%s: more uses than memory holds", path);
+        if (layer.lost > INT64_MAX - workload->lost)
+            return error_set(ret_error, EBADMSG, "%s: more uses are lost than can be: a damaged trace", path);
         add_uses(workload, &layer);
         workload->lost += layer.lost;
         workload->steps += layer.step != step;

@@ -26,7 +26,7 @@ struct workload {
     uint32_t experts_used;  /* how many different ones occur */
     uint32_t layers_used;   /* MoE layers that occur */
     uint64_t recorded_hits; /* of the uses: what the traced pool had */
-    uint64_t lost;          /* entries that the trace does not have */
+    uint64_t lost;          /* entries that the trace does not have, at most INT64_MAX */
     uint64_t steps;
     uint32_t layer_count;
     struct workload_layer *layers; /* [layer_count], in the order of use */

@@ -108,11 +108,19 @@ static int ask(const struct instance *instance, const struct arguments *argument
 }
 
 /* Whether a wish can be one at all; whether the instance can fulfil it is for its supervisor to say. */
-static bool is_size(const char *text)
+static int check_size(const char *text)
 {
     uint64_t bytes;
     double percent;
-    return !strcmp(text, "auto") || !parse_percent(text, &percent) || (!parse_size(text, &bytes) && bytes > 0);
+    if (!strcmp(text, "auto") || !parse_percent(text, &percent))
+        return ARGUMENTS_GO_ON;
+    int status = parse_size(text, &bytes);
+    if (status == -ERANGE)
+        return usage_error("pool", "--size %s is too large: a size is below " PARSE_SIZE_LIMIT, text);
+    if (status < 0 || bytes == 0)
+        return usage_error(
+            "pool", "--size %s: a size (64G, 1.5GiB), a share of the free memory (80%%) or auto is expected", text);
+    return ARGUMENTS_GO_ON;
 }
 
 int cmd_pool(int argc, char **argv)
@@ -125,9 +133,8 @@ int cmd_pool(int argc, char **argv)
     if (code != ARGUMENTS_GO_ON)
         return code;
     const char *size = arguments.values[FLAG_SIZE];
-    if (size && !is_size(size))
-        return usage_error(
-            "pool", "--size %s: a size (64G, 1.5GiB), a share of the free memory (80%%) or auto is expected", size);
+    if (size && (code = check_size(size)) != ARGUMENTS_GO_ON)
+        return code;
     if (instance_find(arguments.values[FLAG_NAME] ? arguments.values[FLAG_NAME] : "default", &instance, &error))
         return usage_error("pool", "%s", error.text);
     if (ask(&instance, &arguments, &answer, &error))

@@ -201,10 +201,11 @@ static int trace(const struct instance *instance, const char *path, double secon
     status = uses ? trace_create(path, &header, &tracer->writer, ret_error)
                   : error_set(ret_error, ENOMEM, "no memory for a layer's uses");
     if (status == 0) {
-        struct error ignored;
         status = follow(tracer, interrupt_fd, supervisor_fd, seconds, ret_error);
-        int finished = trace_finish(tracer->writer, status < 0 ? &ignored : ret_error);
-        status = status < 0 ? status : finished;
+        if (status == 0)
+            status = trace_finish(tracer->writer, ret_error);
+        else
+            trace_discard(tracer->writer);
     }
     control_detach(tracer->control);
     return status;

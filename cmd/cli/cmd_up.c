@@ -83,9 +83,11 @@ static int report(const struct instance *instance, bool json)
     return EXIT_DONE;
 }
 
-/* Removes what was remembered of the use of this container's experts. */
+/* Removes what was remembered of the use of this container's experts, with the instance's lock: where it runs already,
+ * nothing is lost. */
 static int forget(const struct instance *instance, const char *container_path, struct error *ret_error)
 {
+    struct instance taken = {.lock_fd = -1};
     char path[PATH_MAX];
     struct container *container;
     int status = container_open(container_path, &container, ret_error);
@@ -93,7 +95,15 @@ static int forget(const struct instance *instance, const char *container_path, s
         return status;
     status = usage_path(instance->folder, container->identity, path, ret_error);
     container_close(container);
-    return status ? status : usage_forget(path, ret_error);
+    if (status)
+        return status;
+    bool new = access(instance->folder, F_OK) < 0;
+    status = instance_take(instance->name, &taken, ret_error);
+    if (status)
+        return status;
+    status = usage_forget(path, ret_error);
+    instance_release(&taken, new);
+    return status;
 }
 
 int cmd_up(int argc, char **argv)

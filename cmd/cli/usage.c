@@ -116,7 +116,8 @@ static int take_flag(const struct command_line *line, int argc, char **argv, int
             value = argv[++*index];
         }
         if (arguments->given_count == ARGUMENTS_MAX_GIVEN)
-            return usage_error(line->command, "too many flags");
+            return usage_error(line->command, "more than %u flags: give the rest in a second call",
+                               ARGUMENTS_MAX_GIVEN);
         arguments->values[f] = value ? value : "";
         arguments->given[arguments->given_count].flag = f;
         arguments->given[arguments->given_count++].value = arguments->values[f];

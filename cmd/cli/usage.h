@@ -34,7 +34,7 @@ struct command_line {
 
 #define ARGUMENTS_MAX_FLAGS 24u
 #define ARGUMENTS_MAX_OPERANDS 1024u
-#define ARGUMENTS_MAX_GIVEN 64u
+#define ARGUMENTS_MAX_GIVEN 16384u /* `pool --hold` for half of a large model's experts */
 
 struct arguments {
     const struct command_line *line;

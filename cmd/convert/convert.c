@@ -32,6 +32,12 @@ struct destination {
     bool created[EXPERT_SLICES]; /* by this run */
 };
 
+static void run_free(struct journal_run *run)
+{
+    json_decref(run->stripes);
+    run->stripes = NULL;
+}
+
 static void destination_close(struct destination *destination)
 {
     for (uint32_t i = 0; i < destination->count; i++)
@@ -97,8 +103,8 @@ static bool exists(const struct write_folder *folder, const char *name)
     return fstatat(folder->fd, name, &facts, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-/* A folder with something else in it is left alone. */
-static int check_empty(const struct write_folder *destination, struct error *ret_error)
+/* A folder with anything in it is left alone. `journal`: but for a journal, which was not begun. */
+static int check_empty(const struct write_folder *destination, bool journal, struct error *ret_error)
 {
     int fd = openat(destination->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *folder = fd < 0 ? NULL : fdopendir(fd);
@@ -107,7 +113,8 @@ static int check_empty(const struct write_folder *destination, struct error *ret
     const struct dirent *entry;
     char found[NAME_MAX + 1] = "";
     while ((entry = readdir(folder)) && !found[0]) {
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
+            !(journal && !strcmp(entry->d_name, JOURNAL_NAME)))
             snprintf(found, sizeof found, "%s", entry->d_name);
     }
     closedir(folder);
@@ -136,6 +143,24 @@ static int fingerprint(const struct plan *plan, bool times, uint64_t *ret_hash, 
     }
     *ret_hash = XXH3_64bits(text, strlen(text));
     return 0;
+}
+
+/* What the journal of this run says of it. */
+static int describe_run(const struct plan *plan, const struct destination *destination, struct journal_run *ret_run,
+                        struct error *ret_error)
+{
+    *ret_run = (struct journal_run){.stripes = json_array()};
+    int status = fingerprint(plan, true, &ret_run->fingerprint, ret_error);
+    for (uint32_t i = 1; status == 0 && i < destination->count; i++) {
+        const char *path = destination->folders[i].path;
+        _cleanup_free_ char *full = realpath(path, NULL);
+        if (!full)
+            return error_set(ret_error, errno, "%s: %s", path, strerror(errno));
+        if (json_array_append_new(ret_run->stripes, json_string(full)) < 0)
+            status =
+                error_set(ret_error, EILSEQ, "%s: the path is not UTF-8 and cannot be noted: choose another", full);
+    }
+    return status;
 }
 
 /* A finished container stands at the destination: is it this conversion's, and whole as far as can be seen at once? */
@@ -169,13 +194,14 @@ static int check_finished(const struct plan *plan, const struct write_folder *de
     return 0;
 }
 
-/* Temporary names of an earlier run, and the journal when `all`. */
-static void remove_leftovers(const struct plan *plan, const struct destination *destination, bool all)
+/* Temporary names of an earlier run in the first `folders` of the folders, and the journal when `all`. */
+static void remove_leftovers(const struct plan *plan, const struct destination *destination, uint32_t folders, bool all)
 {
     int fd = destination->folders[0].fd;
     for (size_t i = 0; i < plan->file_count; i++) {
         output_remove_leftover(fd, plan->files[i].name);
-        output_remove_leftover(destination->folders[plan->files[i].stripe].fd, plan->files[i].name);
+        if (plan->files[i].stripe < folders)
+            output_remove_leftover(destination->folders[plan->files[i].stripe].fd, plan->files[i].name);
     }
     for (size_t i = 0; convert_copied[i]; i++)
         output_remove_leftover(fd, convert_copied[i]);
@@ -333,7 +359,24 @@ static void give_up(const struct plan *plan, const struct destination *destinati
     bool any = false;
     for (size_t i = 0; i < plan->file_count; i++)
         any = any || exists(&destination->folders[plan->files[i].stripe], plan->files[i].name);
-    remove_leftovers(plan, destination, !any);
+    remove_leftovers(plan, destination, destination->count, !any);
+}
+
+/* Opens or begins the journal. Only when that has succeeded are the folders this run's own: they were empty, or they are
+ * those of the unfinished run that goes on. */
+static int take_folders(const struct plan *plan, const struct destination *destination, struct journal *ret_journal,
+                        struct error *ret_error)
+{
+    const struct write_folder *folder = &destination->folders[0];
+    _cleanup_(run_free) struct journal_run run = {0};
+    int status = describe_run(plan, destination, &run, ret_error);
+    if (status == 0)
+        status = journal_open(folder->fd, folder->path, &run, ret_journal, ret_error);
+    if (status < 0 || ret_journal->begun)
+        return status;
+    for (uint32_t i = 0; status == 0 && i < destination->count; i++)
+        status = check_empty(&destination->folders[i], i == 0, ret_error);
+    return status == 0 ? journal_begin(folder->fd, &run, ret_journal, ret_error) : status;
 }
 
 static int convert(const struct plan *plan, const struct destination *destination, unsigned threads,
@@ -344,14 +387,8 @@ static int convert(const struct plan *plan, const struct destination *destinatio
     if (exists(folder, CONTAINER_MANIFEST)) {
         int status = check_finished(plan, folder, ret_error);
         if (status == 0)
-            remove_leftovers(plan, destination, true);
+            remove_leftovers(plan, destination, 1, true); /* the other folders need not be its own */
         return status;
-    }
-    bool resumed = exists(folder, JOURNAL_NAME);
-    for (uint32_t i = 0; !resumed && i < destination->count; i++) {
-        int status = check_empty(&destination->folders[i], ret_error);
-        if (status < 0)
-            return status;
     }
     *ret_result = CONVERT_DONE;
     struct write_context context = {
@@ -360,14 +397,11 @@ static int convert(const struct plan *plan, const struct destination *destinatio
         .jobs = {.threads = threads, .stop = &watch->stop, .tick = tick, .tick_context = watch},
         .watch = watch};
     _cleanup_(journal_close) struct journal journal = {.fd = -1};
-    uint64_t hash;
-    int status = fingerprint(plan, true, &hash, ret_error);
-    if (status == 0)
-        status = journal_open(folder->fd, folder->path, hash, &journal, ret_error);
-    if (status == -EEXIST)
+    int status = take_folders(plan, destination, &journal, ret_error);
+    if (status < 0)
         return status;
     json_t **entries = calloc(plan->file_count + 1, sizeof *entries);
-    if (status == 0 && !entries)
+    if (!entries)
         status = error_set(ret_error, ENOMEM, "%s: no memory", folder->path);
     if (status == 0)
         status = convert_into(&context, &journal, destination, entries, ret_error);
@@ -375,7 +409,7 @@ static int convert(const struct plan *plan, const struct destination *destinatio
         json_decref(entries[i]);
     free(entries);
     if (status == 0)
-        remove_leftovers(plan, destination, true);
+        remove_leftovers(plan, destination, destination->count, true);
     else
         give_up(plan, destination);
     return status;
@@ -388,7 +422,7 @@ int convert_run(const struct plan *plan, const char *const *paths, unsigned thre
     int status = destination_open(plan, paths, &destination, ret_error);
     if (status == 0)
         status = convert(plan, &destination, threads, watch, ret_result, ret_error);
-    for (uint32_t i = 0; status < 0 && i < destination.count; i++)
+    for (uint32_t i = 0; i < destination.count; i++)
         if (destination.created[i])
             rmdir(destination.folders[i].path); /* where anything stands in it, it stays */
     return status;

@@ -23,7 +23,7 @@ enum convert_result {
 
 /* Writes the planned container to the folder paths[0], which may not exist, be empty, hold an unfinished run of
  * the same conversion (it is finished), or the container itself; the files of stripe s go to paths[s] [stripes of the
- * plan]. `threads` threads, each with one tensor's rows or one
+ * plan], folders that are empty or those of the unfinished run. `threads` threads, each with one tensor's rows or one
  * expert in memory. The bytes do not depend on threads or on interruptions. Errors leave what was finished for the next
  * run; without calypte.json it is not a container. One caller at a time for a destination: a second one gets
  * -EWOULDBLOCK. */

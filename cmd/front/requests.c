@@ -7,6 +7,7 @@
 #include "cmd/front/clock.h"
 #include "proto/cleanup.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -280,14 +281,15 @@ static int read_sampler(struct front *front, const json_t *message, struct sampl
             return fault_set(ret_fault, "model_error", "seed", "seed: the system gives no random number; send one");
         seed = random;
     }
-    *ret_params = (struct sampler_params){.temperature = (float)temperature,
-                                          .top_p = (float)top_p,
-                                          .seed = (uint64_t)seed,
-                                          .vocab_limit = SIZE_MAX,
-                                          .allowed = front->allowed};
+    *ret_params =
+        (struct sampler_params){.temperature = (float)temperature,
+                                .top_p = top_p > 0 ? fmaxf((float)top_p, FLT_TRUE_MIN) : 0, /* not rounded to 0 */
+                                .seed = (uint64_t)seed,
+                                .vocab_limit = SIZE_MAX,
+                                .allowed = front->allowed};
     struct error error;
     if (sampler_check(ret_params, &error) < 0)
-        return fault_set(ret_fault, "bad_request", (float)top_p > 0 ? "temperature" : "top_p", "%s", error.text);
+        return fault_set(ret_fault, "bad_request", top_p > 0 ? "temperature" : "top_p", "%s", error.text);
     return 0;
 }
 

@@ -113,6 +113,7 @@ int sizing_set(struct sizing *sizing, const struct sizing_view *view, const char
 {
     uint64_t bytes;
     double percent;
+    int status;
     if (!strcmp(text, "auto")) {
         sizing->automatic = true;
         sizing->target = sizing_cap(sizing, view, NULL);
@@ -121,7 +122,9 @@ int sizing_set(struct sizing *sizing, const struct sizing_view *view, const char
     if (!parse_percent(text, &percent)) {
         uint64_t memory = room_available(&view->room) + view->standing * sizing->slot_bytes + sizing->fixed_bytes;
         bytes = (uint64_t)((double)memory * percent / 100);
-    } else if (parse_size(text, &bytes)) {
+    } else if ((status = parse_size(text, &bytes)) == -ERANGE) {
+        return error_set(ret_error, EINVAL, "size=%.40s is too large: a size is below " PARSE_SIZE_LIMIT, text);
+    } else if (status < 0) {
         return error_set(ret_error, EINVAL,
                          "size=%.40s: a size (64G, 1.5GiB), a share of the free memory (80%%) or auto is expected",
                          text);
@@ -133,7 +136,7 @@ int sizing_set(struct sizing *sizing, const struct sizing_view *view, const char
                          " bytes, and a layer needs %u at once: give it at least %" PRIu64 " bytes",
                          text, slots, sizing->slot_bytes, sizing->top_k, sizing->top_k * sizing->slot_bytes);
     slots = slots < sizing->most ? slots : sizing->most;
-    int status = check_room(sizing, view, slots, ret_error);
+    status = check_room(sizing, view, slots, ret_error);
     if (status)
         return status;
     sizing->automatic = false;

@@ -50,6 +50,8 @@ struct verify_command {
     int interrupt_fd;
     json_t *damage; /* of all, as JSON */
     uint32_t damaged_experts, damaged_tensors;
+    uint32_t changed_files;              /* during the run */
+    json_t *changed;                     /* their paths */
     const struct extent_file *last_file; /* of the expert that was counted last */
     uint32_t last_expert;
 };
@@ -101,6 +103,37 @@ static void damage(void *context, const struct extent_file *file, const struct p
 
 /* --- the end --- */
 
+/* What was read of a file before it changed says nothing of what is there now. */
+static void find_changed(struct verify_command *command)
+{
+    for (uint32_t f = 0; f < command->extents.file_count; f++) {
+        const char *path = command->extents.files[f].header->path;
+        if (!place_file_changed(&command->place, f))
+            continue;
+        command->changed_files++;
+        json_array_append_new(command->changed, json_string(path));
+        if (!command->json)
+            printf("%s: changed during the run: what was read is not what is there now\n", path);
+    }
+}
+
+static int not_good(const struct verify_command *command, const struct verify_result *result)
+{
+    const char *path = command->container->path;
+    uint32_t changed = command->changed_files;
+    if (!changed)
+        return usage_failed("verify",
+                            "%s: %u experts and %u dense tensors are damaged: fetch their files again or convert again",
+                            path, command->damaged_experts, command->damaged_tensors);
+    if (!result->damaged_parts)
+        return usage_failed("verify", "%s: %u files changed during the run: run it again when nothing writes to them",
+                            path, changed);
+    return usage_failed("verify",
+                        "%s: %u experts and %u dense tensors are damaged, and %u files changed during the run: run it "
+                        "again when nothing writes to them",
+                        path, command->damaged_experts, command->damaged_tensors, changed);
+}
+
 static void print_json(const struct verify_command *command, const struct verify_result *result, double seconds)
 {
     char identity[CHECKSUM_DIGITS + 1];
@@ -109,12 +142,12 @@ static void print_json(const struct verify_command *command, const struct verify
         *(command->extents.files[f].experts ? &slices : &tensors) += command->extents.files[f].parts;
     checksum_format(command->container->identity, identity);
     json_auto_t *object = json_pack(
-        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:O, s:f, s:f, s:s, s:b}", "path", command->container->path,
+        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:O, s:O, s:f, s:f, s:s, s:b}", "path", command->container->path,
         "identity", identity, "files", (json_int_t)command->extents.file_count, "experts",
         (json_int_t)(slices / EXPERT_SLICES), "slices", (json_int_t)slices, "tensors", (json_int_t)tensors, "bytes",
         (json_int_t)(command->bytes_before + result->bytes), "resumed_bytes", (json_int_t)command->bytes_before,
-        "damaged", command->damage, "seconds", seconds, "gbps", seconds > 0 ? (double)result->bytes / seconds / 1e9 : 0,
-        "method", result->method, "direct", result->direct);
+        "damaged", command->damage, "changed", command->changed, "seconds", seconds, "gbps",
+        seconds > 0 ? (double)result->bytes / seconds / 1e9 : 0, "method", result->method, "direct", result->direct);
     json_dumpf(object, stdout, JSON_INDENT(1));
     putchar('\n');
 }
@@ -123,14 +156,12 @@ static int finish(struct verify_command *command, const struct verify_result *re
 {
     double seconds = bar_seconds(&command->bar);
     uint64_t experts = command->container->expert_count * (uint64_t)command->container->config.experts;
+    find_changed(command);
     place_remove(&command->place);
     if (command->json)
         print_json(command, result, seconds);
-    if (result->damaged_parts)
-        return usage_failed("verify",
-                            "%s: %u experts and %u dense tensors are damaged: fetch their files again or "
-                            "convert again",
-                            command->container->path, command->damaged_experts, command->damaged_tensors);
+    if (result->damaged_parts || command->changed_files)
+        return not_good(command, result);
     if (!command->json)
         printf("%s: good: %" PRIu64 " experts and the dense weights, %.2f GB in %.1f s (%.2f GB/s%s)\n",
                command->container->path, experts, (double)(command->bytes_before + result->bytes) / 1e9, seconds,
@@ -199,11 +230,13 @@ int cmd_verify(int argc, char **argv)
     if (command.interrupt_fd < 0)
         return usage_failed("verify", "signals cannot be watched: %s", strerror(-command.interrupt_fd));
     command.damage = json_array();
-    code = command.damage ? run(&command) : usage_failed("verify", "out of memory");
+    command.changed = json_array();
+    code = command.damage && command.changed ? run(&command) : usage_failed("verify", "out of memory");
     place_close(&command.place);
     extents_free(&command.extents);
     container_close(command.container);
     json_decref(command.damage);
+    json_decref(command.changed);
     close(command.interrupt_fd);
     return code;
 }

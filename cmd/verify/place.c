@@ -21,6 +21,12 @@ static uint64_t file_bytes(const struct extent_file *file)
     return file->header->file_bytes;
 }
 
+/* The change of the inode: the time of the contents can be set, and a copy brings the old one along. */
+static int64_t change_ns(const struct stat *facts)
+{
+    return (int64_t)facts->st_ctim.tv_sec * 1000000000 + facts->st_ctim.tv_nsec;
+}
+
 /* Makes the folders of `path` up to its last slash. */
 static void make_folders(const char *path)
 {
@@ -102,8 +108,7 @@ int place_open(const struct extents *extents, bool restart, struct place *ret_pl
         const char *path = extents->files[f].header->path;
         if (stat(path, &facts) < 0)
             return error_set(ret_error, errno, "%s: %s", path, strerror(errno));
-        /* the change of the inode: the time of the contents can be set, and a copy brings the old one along */
-        place.changed_ns[f] = (int64_t)facts.st_ctim.tv_sec * 1000000000 + facts.st_ctim.tv_nsec;
+        place.changed_ns[f] = change_ns(&facts);
     }
     if (!restart)
         read_place(&place);
@@ -162,6 +167,14 @@ int place_write(struct place *place, struct error *ret_error)
     place->unwritable = true;
     return error_set(ret_error, -status, "%s: cannot be written: %s: an interrupted run will begin anew", place->path,
                      strerror(-status));
+}
+
+bool place_file_changed(const struct place *place, uint32_t file)
+{
+    struct stat facts;
+    return stat(place->extents->files[file].header->path, &facts) < 0 ||
+           (uint64_t)facts.st_size != file_bytes(&place->extents->files[file]) ||
+           change_ns(&facts) != place->changed_ns[file];
 }
 
 void place_remove(const struct place *place)

@@ -24,6 +24,8 @@ int place_open(const struct extents *extents, bool restart, struct place *ret_pl
                struct error *ret_error);
 /* Writes it under a temporary name and renames. The first failure is returned with a line, later ones are 0. */
 int place_write(struct place *place, struct error *ret_error);
+/* Is a file no longer the one that place_open saw, by its length, the time of the inode's change, or because it is gone? */
+bool place_file_changed(const struct place *place, uint32_t file);
 /* The run is complete: nothing to go on with. */
 void place_remove(const struct place *place);
 void place_close(struct place *place);

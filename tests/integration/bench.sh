@@ -61,6 +61,33 @@ expect_json "$SCRATCH/prefill.json" "$sums_up"
 calypte bench prefill "$CALYPTE_MODEL" $QUICK --rows 300 --chunk 100 >"$SCRATCH/prefill.txt"
 grep -q '^speed .*tokens/s' "$SCRATCH/prefill.txt" || fail "no line for people: $(cat "$SCRATCH/prefill.txt")"
 
+note "Ctrl-C: while the limits are measured, and while the instance answers"
+# interrupt DELAY COMMAND...: a signal after so many seconds ends it within three with 130
+interrupt() {
+    delay=$1
+    shift
+    "$@" >"$SCRATCH/interrupted" 2>&1 &
+    benching=$!
+    sleep "$delay"
+    kill -INT $benching || fail "$*: has ended: $(cat "$SCRATCH/interrupted")"
+    tries=150
+    while kill -0 $benching 2>/dev/null && ! grep -q '^State:.*Z' /proc/$benching/status 2>/dev/null; do
+        tries=$((tries - 1))
+        [ $tries -gt 0 ] || { kill -KILL $benching; fail "$*: goes on"; }
+        sleep 0.02
+    done
+    got=0
+    wait $benching || got=$?
+    [ $got -eq 130 ] || fail "$*: exit $got: $(cat "$SCRATCH/interrupted")"
+    [ ! -s "$SCRATCH/interrupted" ] || fail "$*: said $(cat "$SCRATCH/interrupted")"
+}
+# One run of each limit alone takes a minute.
+interrupt 0.5 calypte bench decode "$CALYPTE_MODEL" --seconds 60 --bytes 64
+interrupt 0.5 calypte bench prefill "$CALYPTE_MODEL" --seconds 60 --bytes 64
+# shellcheck disable=SC2086
+interrupt 3 calypte bench decode "$CALYPTE_MODEL" $QUICK --context 20 --tokens 400 --runs 60 --pool 1M
+expect_no_private_left
+
 note "an answer's timing"
 calypte run "$CALYPTE_MODEL" --json --max-tokens 30 "What is a river?" >"$SCRATCH/answer.json"
 expect_json "$SCRATCH/answer.json" '.timing | ([.parts[]] | add) as $parts | .steps > 0 and $parts > 0.98 * .steps_s and $parts < 1.02 * .steps_s

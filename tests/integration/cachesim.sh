@@ -66,11 +66,23 @@ note "a picture"
 if command -v gnuplot >/dev/null; then
     calypte cachesim "$SCRATCH/zipf" --plot "$SCRATCH/it's.png" >/dev/null
     [ "$(head -c 4 "$SCRATCH/it's.png" | tail -c 3)" = PNG ] || fail "no PNG"
+    expect_line 1 '/dev/full: cannot write: No space left' calypte cachesim "$SCRATCH/abc" --plot /dev/full
+    expect_line 1 'none/x.png: cannot write' calypte cachesim "$SCRATCH/abc" --plot "$SCRATCH/none/x.png"
 fi
 mkdir "$SCRATCH/empty"
 expect_line 1 'gnuplot-nox' env PATH="$SCRATCH/empty" "$CALYPTE_BIN/calypte" cachesim "$SCRATCH/abc" --plot "$SCRATCH/x.png"
 
 note "wrong input: one line each"
+{
+    head -n 1 "$SCRATCH/abc"
+    echo '{"step":0,"layer":0,"lost":9223372036854775807,"rows":[[0,0,0]]}'
+} >"$SCRATCH/lost"
+calypte cachesim "$SCRATCH/lost" --json | grep -q '"lost": 9223372036854775807,' || fail "lost: $(calypte cachesim "$SCRATCH/lost" --json)"
+echo '{"step":1,"layer":0,"lost":1,"rows":[[0,0,0]]}' >>"$SCRATCH/lost"
+expect_line 1 'lost: more uses are lost' calypte cachesim "$SCRATCH/lost"
+# A file that cannot grow (SIGXFSZ ignored: writing fails as on a full disk) is removed, so that the name can be used again.
+expect_line 1 'cannot write' sh -c 'trap "" XFSZ; ulimit -f 8; exec calypte cachesim --generate zipf -o "$0"' "$SCRATCH/full"
+[ ! -e "$SCRATCH/full" ] || fail "a partial trace is left"
 head -n 3 "$SCRATCH/abc" | head -c -5 >"$SCRATCH/cut"
 head -n 1 "$SCRATCH/abc" >"$SCRATCH/no-uses"
 expect_line 1 'cut: line 3 is cut off' calypte cachesim "$SCRATCH/cut"

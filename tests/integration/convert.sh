@@ -124,9 +124,49 @@ test_stripes() {
     done
     cmp "$SCRATCH/reference.logits" "$SCRATCH/striped.logits" || fail "other logits from a striped container"
     mv "$SCRATCH/drive-1" "$SCRATCH/drive-away"
-    expect_line 1 'striped/experts-1-.*No such file' calypte info "$SCRATCH/striped"
+    expect_line 1 'striped/experts-1-.*a link to .*drive-1/experts-1-.*No such file.*mount its drive' calypte info "$SCRATCH/striped"
     mv "$SCRATCH/drive-away" "$SCRATCH/drive-1"
     note "three stripes: the same logits"
+}
+
+# A folder that is not the run's own is left alone, whatever the names in it; one that a run made and left empty goes.
+test_foreign_folders() {
+    rm -rf "$SCRATCH/foreign" && mkdir "$SCRATCH/foreign"
+    for name in experts-1-00001.safetensors experts-1-00002.safetensors.part convert.state; do
+        echo "of somebody else" >"$SCRATCH/foreign/$name"
+    done
+    sums "$SCRATCH/foreign" >"$SCRATCH/foreign-before"
+    tries=20
+    until [ -s "$SCRATCH/half/convert.state" ] && [ ! -e "$SCRATCH/half/calypte.json" ]; do
+        [ $tries -gt 0 ] || fail "no run was killed before its end"
+        tries=$((tries - 1))
+        rm -rf "$SCRATCH/half" "$SCRATCH/half-1"
+        calypte convert --jobs 1 --stripe "$SCRATCH/half-1" "$SOURCE" "$SCRATCH/half" 2>/dev/null &
+        pid=$!
+        until [ -s "$SCRATCH/half/convert.state" ] || [ -e "$SCRATCH/half/calypte.json" ]; do sleep 0.002; done
+        kill -9 $pid 2>/dev/null || true
+        wait $pid 2>/dev/null || true
+    done
+    for folder in "$SCRATCH/foreign" "$SCRATCH/new"; do
+        expect_line 1 "half: .* stripe 1 is $SCRATCH/half-1, not $folder: give the same" \
+            calypte convert --stripe "$folder" "$SOURCE" "$SCRATCH/half"
+    done
+    expect_line 1 "unfinished conversion .* with other options" calypte convert "$SOURCE" "$SCRATCH/half"
+    [ ! -e "$SCRATCH/new" ] || fail "a refused conversion left a folder"
+    # A journal without its first line says nothing of the folders.
+    mkdir "$SCRATCH/begun" && printf '{"fingerprint": "0' >"$SCRATCH/begun/convert.state"
+    expect_line 1 "foreign: holds .*, but neither a container" calypte convert --stripe "$SCRATCH/foreign" "$SOURCE" "$SCRATCH/begun"
+    [ "$(cat "$SCRATCH/begun/convert.state")" = '{"fingerprint": "0' ] || fail "a refused conversion wrote into its folder"
+    calypte convert "$SOURCE" "$SCRATCH/begun" 2>/dev/null
+    expect_same "$SCRATCH/reference" "$SCRATCH/begun"
+    calypte convert --stripe "$SCRATCH/half-1" "$SOURCE" "$SCRATCH/half" 2>/dev/null
+    for folder in "$SCRATCH/foreign" "$SCRATCH/new"; do
+        calypte convert --stripe "$folder" "$SOURCE" "$SCRATCH/half" 2>&1 | grep -q 'nothing to do' || fail "made again"
+    done
+    [ ! -e "$SCRATCH/new" ] || fail "a folder that nothing was written to is left"
+    sums "$SCRATCH/foreign" | cmp - "$SCRATCH/foreign-before" || fail "a foreign folder was written to"
+    calypte verify "$SCRATCH/half" >/dev/null || fail "the container is not whole"
+    note "foreign and empty folders"
 }
 
 test_damaged_source() {
@@ -167,6 +207,7 @@ test_interrupted
 test_twice
 test_full_disk
 test_stripes
+test_foreign_folders
 test_damaged_source
 test_usage
 sums "$SOURCE" >"$SCRATCH/source-after"

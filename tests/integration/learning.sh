@@ -73,6 +73,16 @@ calypte down -n "$NAME-b"
 [ "$(content)" = "$after_two" ] || fail "the second instance has written"
 expect_line 1 "running instance of this model.*calypte down" calypte up "$CALYPTE_MODEL" -n "$NAME-b" --forget
 
+note "--forget of an instance that runs already forgets nothing, also where it does not hold the file"
+expect_line 1 "is running already" calypte up "$CALYPTE_MODEL" -n "$NAME" --forget
+stop
+[ "$(content)" = "$after_two" ] || fail "the file has changed"
+start --set learning=off
+expect_line 1 "is running already" calypte up "$CALYPTE_MODEL" -n "$NAME" --forget
+[ "$(content)" = "$after_two" ] || fail "forgotten, though the instance was not started"
+stop
+start
+
 note "iod killed in between: the next one takes over"
 kill -9 "$(cat "$CALYPTE_RUNTIME_DIR/$NAME/calypte-iod.pid")"
 tries=100

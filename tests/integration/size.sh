@@ -85,6 +85,14 @@ sizes() {
     expect_line 1 "hold: 4:77: a layer has the experts 0 to" calypte pool -n "$NAME" --hold 4:77
     expect_line 1 "hold: 0:1: layer 0 has no experts" calypte pool -n "$NAME" --hold 0:1
     expect_line 1 "release: 3: LAYER:EXPERT" calypte pool -n "$NAME" --release 3
+    set --
+    for expert in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19; do
+        set -- "$@" --hold 1:$expert --hold 2:$expert --hold 3:$expert --hold 4:$expert
+    done
+    pool "$@" # half of the pool
+    [ "$(json "$SCRATCH/pool" '.held | length')" = $((ALL / 2)) ] || fail "$(cat "$SCRATCH/pool")"
+    expect_line 1 "hold: 81 experts .* 160 slots at most half" calypte pool -n "$NAME" --hold 1:20
+    pool --release all
     pool --size 512K
     expect_line 1 "hold: 5 experts .* 8 slots at most half" calypte pool -n "$NAME" --hold 1:1 --hold 1:2 --hold 1:3 --hold 1:4 --hold 1:5
     pool --size auto
@@ -92,6 +100,7 @@ sizes() {
     note "what cannot be is refused, and changes nothing"
     expect_line 2 "--size foo.*64G.*auto" calypte pool -n "$NAME" --size foo
     expect_line 2 "--size 0" calypte pool -n "$NAME" --size 0
+    expect_line 2 "too large.*below 8192P" calypte pool -n "$NAME" --size 18446744073709551615
     expect_line 1 "size=100 holds 0 experts.*at least 262144 bytes" calypte pool -n "$NAME" --size 100
     expect_line 1 "no instance none" calypte pool -n none
     standing $ALL

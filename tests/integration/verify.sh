@@ -95,6 +95,32 @@ grep -q 'expert [0-7] of layer 1' "$SCRATCH/lines" && fail "what is there counts
 rm -rf "$SCRATCH/hurt"
 no_state
 
+note "changed after it was read: not good, though all that was read was"
+cp -r "$model" "$SCRATCH/hurt"
+for json in "" --json; do
+    calypte verify "$SCRATCH/hurt" --rate 150M $json >"$SCRATCH/lines" 2>"$SCRATCH/stderr" &
+    pid=$!
+    # the dense files are read first
+    until done=$(cat "$XDG_STATE_HOME"/calypte/*.verify 2>/dev/null | jq '.files["experts-0-00000.safetensors"].done') && [ "${done:-0}" -gt 0 ]; do
+        kill -0 $pid || fail "ended: $(cat "$SCRATCH/stderr")"
+        sleep 0.02
+    done
+    dense=$(ls "$SCRATCH/hurt"/dense-*.safetensors | head -n 1)
+    flip "$dense" "$(tensor "$dense" model.embed_tokens.weight)"
+    code=0
+    wait $pid || code=$?
+    [ $code -eq 1 ] || fail "exit $code: $(cat "$SCRATCH/lines" "$SCRATCH/stderr")"
+    grep -q ': 1 files changed during the run: run it again' "$SCRATCH/stderr" || fail "$(cat "$SCRATCH/stderr")"
+    if [ "$json" ]; then
+        [ "$(json "$SCRATCH/lines" '.changed | join(" ")')" = "$dense" ] || fail "$(cat "$SCRATCH/lines")"
+    else
+        [ "$(cat "$SCRATCH/lines")" = "$dense: changed during the run: what was read is not what is there now" ] || fail "$(cat "$SCRATCH/lines")"
+    fi
+    flip "$dense" "$(tensor "$dense" model.embed_tokens.weight)"
+done
+rm -rf "$SCRATCH/hurt"
+no_state
+
 # begin [FLAGS]: a slow run in the background, until it has kept a place that is some way in; its process is $pid.
 begin() {
     calypte verify "$model" --rate 150M "$@" >"$SCRATCH/lines" 2>"$SCRATCH/stderr" &

@@ -165,7 +165,10 @@ static void test_lengths(void **state)
             fixture_write(folder, names[n], data, bytes);
         }
         assert_int_equal(unlink(path), 0);
-        assert_refused(names[n], "No such file");
+        assert_refused(names[n], "No such file or directory; fetch this file again");
+        assert_int_equal(symlink("/no/drive/has/this", path), 0); /* a stripe whose drive is not there */
+        assert_refused(names[n], "a link to /no/drive/has/this: No such file or directory; mount its drive, or mend");
+        assert_int_equal(unlink(path), 0);
         fixture_write(folder, names[n], data, bytes);
     }
     size_t bytes;

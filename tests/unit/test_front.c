@@ -338,6 +338,13 @@ static void test_sampling(void **state)
     json_decref(two);
     json_decref(three);
     channel_close(beside);
+    /* A top_p that no float is small enough for still leaves the likeliest token. */
+    one = ask_tokens(fixture, "generate", prompt, PROMPT, "\"temperature\":5,\"top_p\":1e-300,\"max_tokens\":20");
+    two = ask_tokens(fixture, "generate", prompt, PROMPT, "\"temperature\":0,\"max_tokens\":20");
+    assert_true(json_array_size(json_object_get(one, "tokens")) > 0);
+    assert_true(json_equal(json_object_get(one, "tokens"), json_object_get(two, "tokens")));
+    json_decref(one);
+    json_decref(two);
 }
 
 static float *read_rows(const char *path, const char *name, size_t rows, size_t columns)

@@ -76,6 +76,9 @@ static void test_sizes(void **state)
         {"1kb", 1000},
         {"1KiB", 1024},
         {"2TB", UINT64_C(2000000000000)},
+        {"1P", UINT64_C(1) << 50},
+        {"8191.5PiB", (UINT64_C(1) << 63) - (UINT64_C(1) << 49)},
+        {"3pb", UINT64_C(3000000000000000)},
         {"0.5m", 1 << 19},
         {"8B", 8},
     };
@@ -89,6 +92,11 @@ static void test_sizes(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         uint64_t bytes;
         assert_true(parse_size(bad[i], &bytes) < 0);
+    }
+    static const char *const large[] = {"8192P", "18446744073709551615", "99999999T"};
+    for (size_t i = 0; i < sizeof large / sizeof large[0]; i++) {
+        uint64_t bytes;
+        assert_int_equal(parse_size(large[i], &bytes), -ERANGE);
     }
 }
 

@@ -197,6 +197,8 @@ static void test_set(void **state)
     assert_non_null(strstr(error.text, "a layer needs 8 at once"));
     assert_int_equal(sizing_set(&sizing, &view, "much", &error), -EINVAL);
     assert_non_null(strstr(error.text, "size=much"));
+    assert_int_equal(sizing_set(&sizing, &view, "18446744073709551615", &error), -EINVAL);
+    assert_non_null(strstr(error.text, "too large"));
     assert_int_equal(sizing_set(&sizing, &view, "10G", &error), -ENOMEM);
     assert_non_null(strstr(error.text, "memory limit"));
     view.room.shm_free = GIB;

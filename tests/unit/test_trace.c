@@ -1,12 +1,14 @@
 /* The trace file: what is written is read, and what is not a trace is refused with its line. */
 #include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -197,6 +199,35 @@ static void test_endless_line(void **state)
     free(text);
 }
 
+/* A disk that is full, when the buffered lines are written: the name is free again. */
+static void test_full_disk(void **state)
+{
+    (void)state;
+    struct trace_use use = {.expert = 1};
+    const struct trace_layer layer = {.count = 1, .uses = &use};
+    struct trace_writer *writer;
+    struct rlimit limit, none;
+    struct error error;
+    assert_int_equal(trace_create(path, &shape, &writer, &error), 0);
+    assert_int_equal(trace_append(writer, &layer, &error), 0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    none = limit;
+    none.rlim_cur = 0;
+    void (*before)(int) = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &none), 0);
+    int status = trace_finish(writer, &error);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    signal(SIGXFSZ, before);
+    assert_int_equal(status, -EFBIG);
+    assert_non_null(strstr(error.text, "cannot write"));
+    assert_int_equal(access(path, F_OK), -1);
+
+    assert_int_equal(trace_create(path, &shape, &writer, &error), 0);
+    trace_discard(writer);
+    assert_int_equal(access(path, F_OK), -1);
+    trace_discard(NULL);
+}
+
 static void test_no_file(void **state)
 {
     (void)state;
@@ -222,6 +253,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_refused_files, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_damaged, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_endless_line, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_full_disk, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_no_file, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -431,6 +431,106 @@ static void test_unwritable(void **state)
     }
 }
 
+/* What may be read but not written is read, with one line. */
+static void test_not_ours_to_write(void **state)
+{
+    struct scratch *scratch = *state;
+    const uid_t nobody = 65534;
+    struct usage *usage = open_usage(scratch->path, false);
+    note(usage, 5, 3);
+    usage_close(usage);
+    char path[sizeof scratch->path];
+    snprintf(path, sizeof path, "%s", scratch->path);
+    assert_int_equal(chmod(path, 0444), 0);
+    for (char *slash = strrchr(path, '/'); strlen(path) > strlen(scratch->folder); slash = strrchr(path, '/')) {
+        *slash = 0;
+        assert_int_equal(chmod(path, 0755), 0);
+    }
+    for (int damaged = 0; damaged < 2; damaged++) {
+        if (damaged) {
+            chmod(scratch->path, 0644);
+            char zeros[200] = {[12] = 4}; /* a record of 4 bytes that is none, and more behind it */
+            append_bytes(scratch->path, zeros, sizeof zeros);
+            chmod(scratch->path, 0444);
+        }
+        off_t before = bytes_of(scratch->path);
+        lines = 0;
+        uid_t own = geteuid();
+        if (own == 0) /* who may write everything */
+            assert_int_equal(seteuid(nobody), 0);
+        usage = open_usage(scratch->path, false);
+        assert_int_equal(seteuid(own), 0);
+        assert_int_equal(lines, 1);
+        assert_non_null(strstr(said, "Permission denied"));
+        assert_non_null(strstr(said, "but not written"));
+        assert_true(usage_heat(usage, 5) == 3);
+        note(usage, 5, 100000);
+        usage_close(usage);
+        assert_int_equal(lines, 1);
+        assert_int_equal(bytes_of(scratch->path), before);
+    }
+}
+
+/* Damaged, and it cannot be set aside: what is right in it counts, and counts once. */
+static void test_not_set_aside(void **state)
+{
+    struct scratch *scratch = *state;
+    struct usage *usage = open_usage(scratch->path, false);
+    note(usage, 5, 3);
+    usage_close(usage);
+    char zeros[200] = {[12] = 4};
+    append_bytes(scratch->path, zeros, sizeof zeros);
+    assert_int_equal(mkdir(scratch->aside, 0700), 0); /* a file is not renamed onto a folder */
+    usage = open_usage(scratch->path, false);
+    assert_int_equal(lines, 1);
+    assert_non_null(strstr(said, "read as far as it is right, but not written"));
+    assert_true(usage_heat(usage, 5) == 3);
+    usage_close(usage);
+}
+
+/* Removed while it is in use, with its folder or without: written anew with all that was known, and one line. */
+static void test_removed(void **state)
+{
+    struct scratch *scratch = *state;
+    struct usage *usage = open_usage(scratch->path, false);
+    note(usage, 5, 3);
+    usage_close(usage);
+    for (int round = 0; round < 2; round++) {
+        lines = 0;
+        usage = open_usage(scratch->path, false);
+        note(usage, 5, 1);
+        assert_int_equal(unlink(scratch->path), 0);
+        if (round == 1) {
+            char folder[sizeof scratch->path];
+            snprintf(folder, sizeof folder, "%s", scratch->path);
+            *strrchr(folder, '/') = 0;
+            assert_int_equal(rmdir(folder), 0);
+        }
+        usage_close(usage);
+        assert_int_equal(lines, 1);
+        assert_non_null(strstr(said, "removed or replaced while it was in use: written anew"));
+        usage = open_usage(scratch->path, true);
+        assert_true(usage_heat(usage, 5) == (float)(4 + round));
+        usage_close(usage);
+        assert_int_equal(lines, 1);
+    }
+    /* Another instance has made a new one: that is left alone. */
+    usage = open_usage(scratch->path, false);
+    assert_int_equal(unlink(scratch->path), 0);
+    struct usage *second = open_usage(scratch->path, false);
+    lines = 0;
+    note(usage, 5, 100);
+    usage_close(usage);
+    assert_int_equal(lines, 1);
+    assert_non_null(strstr(said, "another instance of this model writes it"));
+    note(second, 6, 2);
+    usage_close(second);
+    usage = open_usage(scratch->path, true);
+    assert_true(usage_heat(usage, 5) == 0 && usage_heat(usage, 6) == 2);
+    usage_close(usage);
+    assert_int_equal(lines, 1);
+}
+
 /* Killed at any moment of a million notes: the next start reads it without a word. */
 static void test_killed(void **state)
 {
@@ -495,6 +595,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_set_aside, setup, teardown),
         cmocka_unit_test_setup_teardown(test_two_instances, setup, teardown),
         cmocka_unit_test_setup_teardown(test_unwritable, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_not_ours_to_write, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_not_set_aside, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_removed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_killed, setup, teardown),
         cmocka_unit_test(test_path),
     };
