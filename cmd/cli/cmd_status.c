@@ -202,7 +202,7 @@ static void print_status(const json_t *status)
     print_size(pool);
     print_layers(json_object_get(pool, "layers"));
     print_lookahead(json_object_get(pool, "lookahead"));
-    printf("disk      %.1f MiB of experts in %" JSON_INTEGER_FORMAT " reads (%s%s), %" JSON_INTEGER_FORMAT
+    printf("disk      %.1f MiB in %" JSON_INTEGER_FORMAT " reads (%s%s), %" JSON_INTEGER_FORMAT
            " us a read (99 %%: %" JSON_INTEGER_FORMAT "; a demand: %" JSON_INTEGER_FORMAT "), %" JSON_INTEGER_FORMAT
            " wait, failures %" JSON_INTEGER_FORMAT "\n",
            (double)number(disk, "bytes") / (1 << 20), number(disk, "reads"), text(disk, "method"),
