@@ -126,7 +126,7 @@ static int dense_file(struct plan *plan, uint64_t bytes, struct plan_file **ret_
     *ret_file = last;
     if (last && last->bytes + bytes <= DENSE_FILE_BYTES)
         return 0;
-    char name[40];
+    char name[48];
     snprintf(name, sizeof name, "dense-%05zu.safetensors", plan->file_count + 1);
     return add_file(plan, name, ret_file, ret_error);
 }
@@ -220,7 +220,7 @@ static int find_expert(const struct plan *plan, const struct tensor_family *fami
 /* The file of one stripe of a layer: its slices of every expert, and in the first the tables. */
 static int plan_stripe(struct plan *plan, uint32_t layer, uint32_t stripe, struct error *ret_error)
 {
-    char name[40];
+    char name[48];
     snprintf(name, sizeof name, CONTAINER_EXPERTS_NAME, stripe, layer);
     struct plan_file *file;
     int status = add_file(plan, name, &file, ret_error);

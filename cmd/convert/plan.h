@@ -35,7 +35,7 @@ struct plan_unit {
 };
 
 struct plan_file {
-    char name[40];
+    char name[48];
     bool experts; /* an experts file, else a dense one */
     uint32_t layer;
     /* Of an experts file. Those of a layer follow one another; the units stand in the first and write to all. */
