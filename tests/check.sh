@@ -80,6 +80,7 @@ sanitize() {
     rm -rf "$reports"
     mkdir -p "$reports"
     export ASAN_OPTIONS="abort_on_error=1:detect_stack_use_after_return=1:log_path=$reports/asan"
+    export LSAN_OPTIONS="suppressions=$top/tests/lsan.supp:print_suppressions=0"
     export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1:log_path=$reports/ubsan"
     if build_suite "$builds/sanitize" '' --buildtype=debugoptimized -Db_sanitize=address,undefined \
         -Dc_args=-fno-sanitize-recover=undefined; then
