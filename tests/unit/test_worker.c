@@ -201,9 +201,13 @@ static void test_alone(void **state)
     assert_int_equal(receive_done(&worker).status, -EBADMSG);
 
     /* Idle, it uses no CPU, and still acknowledges a raised epoch. */
-    unsigned long before = cpu_ticks(worker.pid);
-    nanosleep(&(struct timespec){.tv_nsec = 700000000}, NULL);
-    assert_true(cpu_ticks(worker.pid) - before <= 1);
+    unsigned long used = 2;
+    for (int i = 0; used > 1 && i < 6; i++) { /* its last answer may still have an end */
+        unsigned long before = cpu_ticks(worker.pid);
+        nanosleep(&(struct timespec){.tv_nsec = 700000000}, NULL);
+        used = cpu_ticks(worker.pid) - before;
+    }
+    assert_true(used <= 1);
     assert_int_equal(control_raise_epoch(engine->control), 2);
     wait_acknowledged(engine, 0, 2);
     send_step(&worker, &step);
