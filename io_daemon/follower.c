@@ -2,11 +2,11 @@
 
 #define AT_ONCE 256u
 
-void follower_open(struct control *control, struct placement *placement, struct guesses *guesses, struct usage *usage,
-                   struct follower *ret_follower)
+void follower_open(struct control *control, struct placement *placement, struct guesses *guesses,
+                   struct learning *learning, struct follower *ret_follower)
 {
     *ret_follower = (struct follower){
-        .control = control, .placement = placement, .guesses = guesses, .usage = usage, .expert = NOBODY};
+        .control = control, .placement = placement, .guesses = guesses, .learning = learning, .expert = NOBODY};
     ret_follower->replay = true;
     follower_read(ret_follower);
     ret_follower->replay = false;
@@ -21,8 +21,8 @@ static void tell(struct follower *follower)
     if (follower->replay)
         return;
     guesses_use(follower->guesses, follower->hit);
-    if (follower->usage)
-        usage_note(follower->usage, follower->expert);
+    if (follower->learning)
+        learning_note(follower->learning, follower->expert);
 }
 
 static void take_use(struct follower *follower, const struct use *use)

@@ -5,14 +5,14 @@
 
 #include "io_daemon/guesses.h"
 #include "io_daemon/placement.h"
-#include "io_daemon/usage.h"
+#include "io_daemon/learning.h"
 
 struct follower {
     struct control *control;
     struct placement *placement;
     struct guesses *guesses;
-    struct usage *usage; /* NULL: nothing is remembered */
-    uint64_t place;      /* in the log */
+    struct learning *learning; /* NULL: nothing is remembered */
+    uint64_t place;            /* in the log */
     /* the use that is being put together, and where it stands */
     uint32_t expert; /* NOBODY: none */
     bool told;       /* to all; what still comes of the same expert and layer is no other use */
@@ -21,8 +21,8 @@ struct follower {
 };
 
 /* Begins with what the log still has, so that the policy of a restarted daemon knows what the one before has seen. */
-void follower_open(struct control *control, struct placement *placement, struct guesses *guesses, struct usage *usage,
-                   struct follower *ret_follower);
+void follower_open(struct control *control, struct placement *placement, struct guesses *guesses,
+                   struct learning *learning, struct follower *ret_follower);
 
 /* Reads what is new, at most the length of the log. */
 void follower_read(struct follower *follower);

@@ -5,7 +5,7 @@
  *   requests.c    who wants which expert: one demand an expert, queues by priority
  *   follower.c    reads the use log: what the policy and the two below know of experts comes from there
  *   guesses.c     whether lookaheads pay
- *   usage.c, usage_record.c  what is remembered of experts over sessions
+ *   learning.c, learning_record.c  what is remembered of experts over sessions
  *   placement.c   which expert has which slot: taking over a pool, giving, evicting, quarantine; shm/lfru.c is the policy
  *   size.c        how many slots have memory: growing behind the first object, shrinking, as the supervisor says
  *   holds.c       experts that the user holds in the pool
@@ -67,7 +67,7 @@ struct loader {
     bool stopping;
     struct size size;
     struct holds holds;
-    struct usage *usage; /* NULL: nothing is remembered */
+    struct learning *learning; /* NULL: nothing is remembered */
 };
 
 __attribute__((format(printf, 2, 3))) static void log_line(const struct loader *loader, const char *format, ...)
@@ -218,29 +218,29 @@ static int load_dense(struct loader *loader, struct error *ret_error)
 }
 
 /* What earlier sessions used: the policy begins with it, and it is read when nothing else is to do. */
-static int open_usage(struct loader *loader, const char *rundir, struct error *ret_error)
+static int open_learning(struct loader *loader, const char *rundir, struct error *ret_error)
 {
     char path[PATH_MAX];
-    struct usage_options options = {.path = path,
-                                    .identity = loader->container->identity,
-                                    .experts = loader->pool.expert_count,
-                                    .read_only = loader->facts.learning == LEARNING_READ,
-                                    .log = loader->log};
+    struct learning_options options = {.path = path,
+                                       .identity = loader->container->identity,
+                                       .experts = loader->pool.expert_count,
+                                       .read_only = loader->facts.learning == LEARNING_READ,
+                                       .log = loader->log};
     if (loader->facts.learning == LEARNING_OFF)
         return 0;
-    if (usage_path(rundir, options.identity, path, ret_error) < 0) {
+    if (learning_path(rundir, options.identity, path, ret_error) < 0) {
         log_line(loader, "%s: the use of the experts is not remembered", ret_error->text);
         return 0;
     }
-    int status = usage_open(&options, &loader->usage, ret_error);
+    int status = learning_open(&options, &loader->learning, ret_error);
     if (status < 0)
         return status;
     _cleanup_free_ uint32_t *hottest = calloc(options.experts, sizeof(*hottest));
-    int count = hottest ? usage_hottest(loader->usage, options.experts, hottest) : -ENOMEM;
+    int count = hottest ? learning_hottest(loader->learning, options.experts, hottest) : -ENOMEM;
     if (count < 0)
         return error_set(ret_error, ENOMEM, "experts of earlier sessions: out of memory");
     for (int i = 0; i < count; i++) {
-        lfru_set_heat(loader->placement.lfru, hottest[i], usage_heat(loader->usage, hottest[i]) / REMEMBERED);
+        lfru_set_heat(loader->placement.lfru, hottest[i], learning_heat(loader->learning, hottest[i]) / REMEMBERED);
         requests_warm(&loader->requests, hottest[i]);
     }
     return 0;
@@ -263,10 +263,10 @@ static int open_books(struct loader *loader, const char *rundir, struct error *r
     status = buffers_open(&loader->buffers, ret_error);
     if (status < 0)
         return status;
-    status = open_usage(loader, rundir, ret_error);
+    status = open_learning(loader, rundir, ret_error);
     if (status < 0)
         return status;
-    follower_open(loader->control, &loader->placement, &loader->guesses, loader->usage, &loader->follower);
+    follower_open(loader->control, &loader->placement, &loader->guesses, loader->learning, &loader->follower);
     guesses_open(&loader->guesses, monotonic_ns());
     loader->loads.copies = &loader->copies;
     loader->loads.placement = &loader->placement;
@@ -590,7 +590,7 @@ void loader_close(struct loader *loader)
         return;
     size_close(&loader->size);
     holds_close(&loader->holds);
-    usage_close(loader->usage);
+    learning_close(loader->learning);
     if (loader->reader.method && !wait_for_reads(loader))
         return;
     for (uint32_t d = 0; d < READER_DRIVES; d++)

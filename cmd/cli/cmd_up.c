@@ -4,7 +4,7 @@
 #include "cmd/cli/interrupt.h"
 #include "cmd/cli/launch.h"
 #include "cmd/cli/usage.h"
-#include "io_daemon/usage.h"
+#include "io_daemon/learning.h"
 #include "proto/cleanup.h"
 #include "proto/container.h"
 
@@ -93,7 +93,7 @@ static int forget(const struct instance *instance, const char *container_path, s
     int status = container_open(container_path, &container, ret_error);
     if (status)
         return status;
-    status = usage_path(instance->folder, container->identity, path, ret_error);
+    status = learning_path(instance->folder, container->identity, path, ret_error);
     container_close(container);
     if (status)
         return status;
@@ -101,7 +101,7 @@ static int forget(const struct instance *instance, const char *container_path, s
     status = instance_take(instance->name, &taken, ret_error);
     if (status)
         return status;
-    status = usage_forget(path, ret_error);
+    status = learning_forget(path, ret_error);
     instance_release(&taken, new);
     return status;
 }

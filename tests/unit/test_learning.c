@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
-#include "io_daemon/usage.h"
-#include "io_daemon/usage_record.h"
+#include "io_daemon/learning.h"
+#include "io_daemon/learning_record.h"
 #include "proto/cleanup.h"
 
 #include <fcntl.h>
@@ -23,25 +23,25 @@
 
 /* --- bytes and numbers --- */
 
-static struct usage_memory new_memory(void)
+static struct learning_memory new_memory(void)
 {
-    struct usage_memory memory;
-    assert_int_equal(usage_memory_open(IDENTITY, EXPERTS, &memory, NULL), 0);
+    struct learning_memory memory;
+    assert_int_equal(learning_memory_open(IDENTITY, EXPERTS, &memory, NULL), 0);
     return memory;
 }
 
 /* A file of a header, a HEAT record and two USES records; *ret_ends: where each of the four ends. */
 static size_t example(char *ret_bytes, size_t ret_ends[4])
 {
-    struct usage_memory memory = new_memory();
+    struct learning_memory memory = new_memory();
     uint32_t uses[EXPERTS] = {[3] = 7, [39] = 1}, more[EXPERTS] = {[0] = 2, [3] = 1};
-    usage_memory_add(&memory, uses);
-    size_t size = usage_encode_header(&memory, ret_bytes);
+    learning_memory_add(&memory, uses);
+    size_t size = learning_encode_header(&memory, ret_bytes);
     ret_ends[0] = size;
-    ret_ends[1] = size += usage_encode_heat(&memory, ret_bytes + size);
-    ret_ends[2] = size += usage_encode_uses(&memory, uses, ret_bytes + size);
-    ret_ends[3] = size += usage_encode_uses(&memory, more, ret_bytes + size);
-    usage_memory_close(&memory);
+    ret_ends[1] = size += learning_encode_heat(&memory, ret_bytes + size);
+    ret_ends[2] = size += learning_encode_uses(&memory, uses, ret_bytes + size);
+    ret_ends[3] = size += learning_encode_uses(&memory, more, ret_bytes + size);
+    learning_memory_close(&memory);
     return size;
 }
 
@@ -50,43 +50,43 @@ static void test_round_trip(void **state)
     (void)state;
     char bytes[4096];
     size_t ends[4], whole, size = example(bytes, ends);
-    struct usage_memory memory = new_memory();
-    assert_int_equal(usage_decode(&memory, bytes, size, &whole), USAGE_WHOLE);
+    struct learning_memory memory = new_memory();
+    assert_int_equal(learning_decode(&memory, bytes, size, &whole), LEARNING_WHOLE);
     assert_int_equal(whole, size);
     for (uint32_t e = 0; e < EXPERTS; e++)
         assert_true(memory.heat[e] == (e == 0 ? 2.0f : e == 3 ? 15.0f : e == 39 ? 2.0f : 0.0f));
     assert_int_equal(memory.uses, 19);
     uint32_t none[EXPERTS] = {0};
-    assert_int_equal(usage_encode_uses(&memory, none, bytes), 0);
-    usage_memory_close(&memory);
+    assert_int_equal(learning_encode_uses(&memory, none, bytes), 0);
+    learning_memory_close(&memory);
 }
 
 /* A half-life is counted in uses of the whole model, however they are cut into records. */
 static void test_decay(void **state)
 {
     (void)state;
-    struct usage_memory once = new_memory(), often = new_memory();
-    const uint32_t half_life = USAGE_HALF_LIFE * EXPERTS;
+    struct learning_memory once = new_memory(), often = new_memory();
+    const uint32_t half_life = LEARNING_HALF_LIFE * EXPERTS;
     once.heat[1] = often.heat[1] = 64;
     uint32_t uses[EXPERTS] = {[2] = half_life - 1};
-    usage_memory_add(&once, uses);
+    learning_memory_add(&once, uses);
     assert_true(once.heat[1] == 64);
     uses[2] = 1;
-    usage_memory_add(&once, uses);
+    learning_memory_add(&once, uses);
     assert_true(once.heat[1] == 32);
     assert_true(once.heat[2] == (float)half_life / 2);
     for (uint32_t i = 0; i < half_life; i++)
-        usage_memory_add(&often, uses);
+        learning_memory_add(&often, uses);
     assert_true(often.heat[1] == 32);
     uses[2] = 3 * half_life;
-    usage_memory_add(&once, uses);
+    learning_memory_add(&once, uses);
     assert_true(once.heat[1] == 4);
     uses[2] = UINT32_MAX; /* more than 64 half-lives in one record: nothing remains, nothing overflows */
     uses[3] = UINT32_MAX;
-    usage_memory_add(&once, uses);
+    learning_memory_add(&once, uses);
     assert_true(once.heat[1] == 0);
-    usage_memory_close(&once);
-    usage_memory_close(&often);
+    learning_memory_close(&once);
+    learning_memory_close(&often);
 }
 
 /* Cut at every byte: what was whole before the cut is there, and nothing else. */
@@ -96,17 +96,17 @@ static void test_cut_anywhere(void **state)
     char bytes[4096];
     size_t ends[4], size = example(bytes, ends);
     for (size_t cut = 0; cut < size; cut++) {
-        struct usage_memory memory = new_memory();
+        struct learning_memory memory = new_memory();
         _cleanup_free_ char *copy = malloc(cut + 1); /* so that a look behind the end is seen */
         memcpy(copy, bytes, cut);
         size_t whole, expected = 0;
         for (int i = 0; i < 4; i++)
             expected = ends[i] <= cut ? ends[i] : expected;
-        enum usage_verdict verdict = usage_decode(&memory, copy, cut, &whole);
-        assert_int_equal(verdict, cut == 0 || cut == expected ? USAGE_WHOLE : USAGE_CUT);
+        enum learning_verdict verdict = learning_decode(&memory, copy, cut, &whole);
+        assert_int_equal(verdict, cut == 0 || cut == expected ? LEARNING_WHOLE : LEARNING_CUT);
         assert_int_equal(whole, expected);
         assert_true(memory.heat[3] == (cut >= ends[2] ? 14.0f : cut >= ends[1] ? 7.0f : 0.0f));
-        usage_memory_close(&memory);
+        learning_memory_close(&memory);
     }
 }
 
@@ -117,17 +117,17 @@ static void test_flip_anywhere(void **state)
     char bytes[4096];
     size_t ends[4], size = example(bytes, ends);
     for (size_t bit = 0; bit < size * 8; bit++) {
-        struct usage_memory memory = new_memory();
+        struct learning_memory memory = new_memory();
         _cleanup_free_ char *copy = malloc(size);
         memcpy(copy, bytes, size);
         copy[bit / 8] ^= (char)(1 << bit % 8);
         size_t whole, before = 0;
         for (int i = 0; i < 3; i++)
             before = ends[i] <= bit / 8 ? ends[i] : before;
-        enum usage_verdict verdict = usage_decode(&memory, copy, size, &whole);
-        assert_true(verdict == USAGE_DAMAGED || (verdict == USAGE_CUT && before > 0));
+        enum learning_verdict verdict = learning_decode(&memory, copy, size, &whole);
+        assert_true(verdict == LEARNING_DAMAGED || (verdict == LEARNING_CUT && before > 0));
         assert_int_equal(whole, before);
-        usage_memory_close(&memory);
+        learning_memory_close(&memory);
     }
 }
 
@@ -139,46 +139,46 @@ static void test_crafted(void **state)
     size_t whole;
     const float bad[] = {-1, 1e30f, __builtin_nanf(""), __builtin_inff()};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        struct usage_memory memory = new_memory(), read = new_memory();
+        struct learning_memory memory = new_memory(), read = new_memory();
         memory.heat[EXPERTS - 1] = bad[i];
-        size_t size = usage_encode_header(&memory, bytes), header = size;
-        size += usage_encode_heat(&memory, bytes + size);
-        assert_int_equal(usage_decode(&read, bytes, size, &whole), USAGE_DAMAGED);
+        size_t size = learning_encode_header(&memory, bytes), header = size;
+        size += learning_encode_heat(&memory, bytes + size);
+        assert_int_equal(learning_decode(&read, bytes, size, &whole), LEARNING_DAMAGED);
         assert_int_equal(whole, header);
         for (uint32_t e = 0; e < EXPERTS; e++)
             assert_true(read.heat[e] == 0);
-        usage_memory_close(&memory);
-        usage_memory_close(&read);
+        learning_memory_close(&memory);
+        learning_memory_close(&read);
     }
     /* A record of a larger model behind this one's header: an expert out of range, a table too long, a count too large. */
-    struct usage_memory large, read = new_memory();
-    assert_int_equal(usage_memory_open(IDENTITY, EXPERTS + 1, &large, NULL), 0);
-    size_t header = usage_encode_header(&read, bytes);
+    struct learning_memory large, read = new_memory();
+    assert_int_equal(learning_memory_open(IDENTITY, EXPERTS + 1, &large, NULL), 0);
+    size_t header = learning_encode_header(&read, bytes);
     uint32_t uses[EXPERTS + 1] = {[EXPERTS] = 1};
-    size_t size = header + usage_encode_uses(&large, uses, bytes + header);
-    assert_int_equal(usage_decode(&read, bytes, size, &whole), USAGE_DAMAGED);
-    size = header + usage_encode_heat(&large, bytes + header);
-    assert_int_equal(usage_decode(&read, bytes, size, &whole), USAGE_DAMAGED);
-    struct usage_memory many = new_memory();
+    size_t size = header + learning_encode_uses(&large, uses, bytes + header);
+    assert_int_equal(learning_decode(&read, bytes, size, &whole), LEARNING_DAMAGED);
+    size = header + learning_encode_heat(&large, bytes + header);
+    assert_int_equal(learning_decode(&read, bytes, size, &whole), LEARNING_DAMAGED);
+    struct learning_memory many = new_memory();
     many.uses = UINT64_MAX;
-    size = header + usage_encode_heat(&many, bytes + header);
-    assert_int_equal(usage_decode(&read, bytes, size, &whole), USAGE_DAMAGED);
+    size = header + learning_encode_heat(&many, bytes + header);
+    assert_int_equal(learning_decode(&read, bytes, size, &whole), LEARNING_DAMAGED);
     assert_int_equal(whole, header);
     /* Whole, but of another model or of other shapes. */
-    size = usage_encode_header(&large, bytes);
-    assert_int_equal(usage_decode(&read, bytes, size, &whole), USAGE_FOREIGN);
+    size = learning_encode_header(&large, bytes);
+    assert_int_equal(learning_decode(&read, bytes, size, &whole), LEARNING_FOREIGN);
     many.identity++;
-    size = usage_encode_header(&many, bytes);
-    assert_int_equal(usage_decode(&read, bytes, size, &whole), USAGE_FOREIGN);
+    size = learning_encode_header(&many, bytes);
+    assert_int_equal(learning_decode(&read, bytes, size, &whole), LEARNING_FOREIGN);
     /* This model's header, a record sealed for another. */
-    header = usage_encode_header(&read, bytes);
+    header = learning_encode_header(&read, bytes);
     many.uses = 0;
-    size = header + usage_encode_heat(&many, bytes + header);
-    assert_int_equal(usage_decode(&read, bytes, size, &whole), USAGE_CUT);
+    size = header + learning_encode_heat(&many, bytes + header);
+    assert_int_equal(learning_decode(&read, bytes, size, &whole), LEARNING_CUT);
     assert_int_equal(whole, header);
-    usage_memory_close(&large);
-    usage_memory_close(&many);
-    usage_memory_close(&read);
+    learning_memory_close(&large);
+    learning_memory_close(&many);
+    learning_memory_close(&read);
 }
 
 /* --- the file --- */
@@ -205,7 +205,7 @@ static int remove_entry(const char *path, const struct stat *stat, int kind, str
 static int setup(void **state)
 {
     struct scratch *scratch = calloc(1, sizeof *scratch);
-    strcpy(scratch->folder, "/tmp/calypte-usage.XXXXXX");
+    strcpy(scratch->folder, "/tmp/calypte-learning.XXXXXX");
     if (!scratch || !mkdtemp(scratch->folder))
         return -1;
     snprintf(scratch->path, sizeof scratch->path, "%s/state/calypte/test.usage", scratch->folder);
@@ -224,19 +224,19 @@ static int teardown(void **state)
     return 0;
 }
 
-static struct usage *open_usage(const char *path, bool read_only)
+static struct learning *open_learning(const char *path, bool read_only)
 {
-    struct usage_options options = {
+    struct learning_options options = {
         .path = path, .identity = IDENTITY, .experts = EXPERTS, .read_only = read_only, .log = log_said};
-    struct usage *usage;
-    assert_int_equal(usage_open(&options, &usage, NULL), 0);
-    return usage;
+    struct learning *learning;
+    assert_int_equal(learning_open(&options, &learning, NULL), 0);
+    return learning;
 }
 
-static void note(struct usage *usage, uint32_t expert, uint32_t times)
+static void note(struct learning *learning, uint32_t expert, uint32_t times)
 {
     for (uint32_t i = 0; i < times; i++)
-        usage_note(usage, expert);
+        learning_note(learning, expert);
 }
 
 static off_t bytes_of(const char *path)
@@ -255,30 +255,30 @@ static void append_bytes(const char *path, const void *bytes, size_t size)
 static void test_remembered(void **state)
 {
     struct scratch *scratch = *state;
-    struct usage *usage = open_usage(scratch->path, false);
+    struct learning *learning = open_learning(scratch->path, false);
     uint32_t hottest[EXPERTS];
-    assert_int_equal(usage_hottest(usage, EXPERTS, hottest), 0);
-    note(usage, 5, 3);
-    note(usage, 7, 9);
-    note(usage, 6, 3);
-    note(usage, EXPERTS, 100); /* no expert: nothing */
-    usage_close(usage);
-    usage = open_usage(scratch->path, false);
-    assert_true(usage_heat(usage, 7) == 9);
-    assert_int_equal(usage_hottest(usage, EXPERTS, hottest), 3);
+    assert_int_equal(learning_hottest(learning, EXPERTS, hottest), 0);
+    note(learning, 5, 3);
+    note(learning, 7, 9);
+    note(learning, 6, 3);
+    note(learning, EXPERTS, 100); /* no expert: nothing */
+    learning_close(learning);
+    learning = open_learning(scratch->path, false);
+    assert_true(learning_heat(learning, 7) == 9);
+    assert_int_equal(learning_hottest(learning, EXPERTS, hottest), 3);
     assert_int_equal(hottest[0], 7);
     assert_int_equal(hottest[1], 5);
     assert_int_equal(hottest[2], 6);
-    assert_int_equal(usage_hottest(usage, 2, hottest), 2);
-    note(usage, 7, 1);
-    usage_close(usage);
-    usage = open_usage(scratch->path, true);
-    assert_true(usage_heat(usage, 7) == 10);
-    note(usage, 7, 1000);
-    usage_close(usage);
-    usage = open_usage(scratch->path, true);
-    assert_true(usage_heat(usage, 7) == 10);
-    usage_close(usage);
+    assert_int_equal(learning_hottest(learning, 2, hottest), 2);
+    note(learning, 7, 1);
+    learning_close(learning);
+    learning = open_learning(scratch->path, true);
+    assert_true(learning_heat(learning, 7) == 10);
+    note(learning, 7, 1000);
+    learning_close(learning);
+    learning = open_learning(scratch->path, true);
+    assert_true(learning_heat(learning, 7) == 10);
+    learning_close(learning);
     assert_int_equal(lines, 0);
 }
 
@@ -287,50 +287,50 @@ static void test_remembered(void **state)
 static void test_bounded(void **state)
 {
     struct scratch *scratch = *state;
-    struct usage *usage = open_usage(scratch->path, false);
+    struct learning *learning = open_learning(scratch->path, false);
     off_t most = 0, first = bytes_of(scratch->path);
     for (uint32_t i = 0; i < 1000000; i++) {
-        usage_note(usage, i % 3 ? 1 : i % EXPERTS);
+        learning_note(learning, i % 3 ? 1 : i % EXPERTS);
         if (i % 1000 == 0)
             most = bytes_of(scratch->path) > most ? bytes_of(scratch->path) : most;
     }
     assert_true(most > first);
-    usage_close(usage);
-    off_t bound = (off_t)(USAGE_HEADER_BYTES + 16 * usage_uses_bytes(EXPERTS));
+    learning_close(learning);
+    off_t bound = (off_t)(LEARNING_HEADER_BYTES + 16 * learning_uses_bytes(EXPERTS));
     assert_true(most <= bound);
     assert_true(bytes_of(scratch->path) <= bound);
     /* Two half-lives more, in records as small as they are in life. */
-    for (uint32_t round = 0; round < 2 * USAGE_HALF_LIFE / 8; round++) {
-        usage = open_usage(scratch->path, false);
+    for (uint32_t round = 0; round < 2 * LEARNING_HALF_LIFE / 8; round++) {
+        learning = open_learning(scratch->path, false);
         for (uint32_t i = 0; i < 8 * EXPERTS; i++)
-            usage_note(usage, i % 3 ? 1 : i % EXPERTS);
-        usage_close(usage);
+            learning_note(learning, i % 3 ? 1 : i % EXPERTS);
+        learning_close(learning);
     }
-    usage = open_usage(scratch->path, true);
+    learning = open_learning(scratch->path, true);
     /* Two thirds and a little of the uses, of one half-life at least, and of two at most. */
-    float half_life = (float)(USAGE_HALF_LIFE * EXPERTS);
-    assert_true(usage_heat(usage, 1) > 0.33f * half_life && usage_heat(usage, 1) < 1.4f * half_life);
-    assert_true(usage_heat(usage, 2) > 0 && usage_heat(usage, 2) < usage_heat(usage, 1) / 20);
-    usage_close(usage);
+    float half_life = (float)(LEARNING_HALF_LIFE * EXPERTS);
+    assert_true(learning_heat(learning, 1) > 0.33f * half_life && learning_heat(learning, 1) < 1.4f * half_life);
+    assert_true(learning_heat(learning, 2) > 0 && learning_heat(learning, 2) < learning_heat(learning, 1) / 20);
+    learning_close(learning);
     assert_int_equal(lines, 0);
 }
 
 static void test_cut_back(void **state)
 {
     struct scratch *scratch = *state;
-    struct usage *usage = open_usage(scratch->path, false);
-    note(usage, 5, 3);
-    usage_close(usage);
+    struct learning *learning = open_learning(scratch->path, false);
+    note(learning, 5, 3);
+    learning_close(learning);
     off_t whole = bytes_of(scratch->path);
     append_bytes(scratch->path, "half a record of", 11);
-    usage = open_usage(scratch->path, false);
-    assert_true(usage_heat(usage, 5) == 3);
+    learning = open_learning(scratch->path, false);
+    assert_true(learning_heat(learning, 5) == 3);
     assert_int_equal(bytes_of(scratch->path), whole);
-    note(usage, 5, 1);
-    usage_close(usage);
-    usage = open_usage(scratch->path, false);
-    assert_true(usage_heat(usage, 5) == 4);
-    usage_close(usage);
+    note(learning, 5, 1);
+    learning_close(learning);
+    learning = open_learning(scratch->path, false);
+    assert_true(learning_heat(learning, 5) == 4);
+    learning_close(learning);
     assert_int_equal(lines, 0);
     assert_int_equal(bytes_of(scratch->aside), -1);
 }
@@ -338,16 +338,16 @@ static void test_cut_back(void **state)
 static void test_set_aside(void **state)
 {
     struct scratch *scratch = *state;
-    usage_close(open_usage(scratch->path, false));
+    learning_close(open_learning(scratch->path, false));
     /* Foreign bytes, a damaged middle, a file of any length. */
     for (int kind = 0; kind < 3; kind++) {
         if (kind == 0) {
             assert_int_equal(truncate(scratch->path, 0), 0);
             append_bytes(scratch->path, "these are the notes of somebody else, quite long ones", 53);
         } else if (kind == 1) {
-            struct usage *usage = open_usage(scratch->path, false);
-            note(usage, 5, 3);
-            usage_close(usage);
+            struct learning *learning = open_learning(scratch->path, false);
+            note(learning, 5, 3);
+            learning_close(learning);
             char zeros[200] = {0};
             zeros[12] = 4; /* a record of 4 bytes that is none, and more behind it */
             append_bytes(scratch->path, zeros, sizeof zeros);
@@ -356,20 +356,20 @@ static void test_set_aside(void **state)
         }
         off_t before = bytes_of(scratch->path);
         lines = 0;
-        struct usage *usage = open_usage(scratch->path, false);
+        struct learning *learning = open_learning(scratch->path, false);
         assert_int_equal(lines, 1);
         assert_non_null(strstr(said, scratch->aside));
         assert_int_equal(bytes_of(scratch->aside), before);
-        assert_true(usage_heat(usage, 5) == (kind == 1 ? 3 : 0));
-        note(usage, 6, 2);
-        usage_close(usage);
+        assert_true(learning_heat(learning, 5) == (kind == 1 ? 3 : 0));
+        note(learning, 6, 2);
+        learning_close(learning);
         lines = 0;
-        usage = open_usage(scratch->path, true);
-        assert_true(usage_heat(usage, 6) == 2 && usage_heat(usage, 5) == (kind == 1 ? 3 : 0));
-        usage_close(usage);
+        learning = open_learning(scratch->path, true);
+        assert_true(learning_heat(learning, 6) == 2 && learning_heat(learning, 5) == (kind == 1 ? 3 : 0));
+        learning_close(learning);
         assert_int_equal(lines, 0);
         assert_int_equal(truncate(scratch->path, 0), 0);
-        usage_close(open_usage(scratch->path, false)); /* an empty file is a new one */
+        learning_close(open_learning(scratch->path, false)); /* an empty file is a new one */
         assert_int_equal(lines, 0);
     }
 }
@@ -377,29 +377,29 @@ static void test_set_aside(void **state)
 static void test_two_instances(void **state)
 {
     struct scratch *scratch = *state;
-    struct usage *first = open_usage(scratch->path, false);
+    struct learning *first = open_learning(scratch->path, false);
     note(first, 5, 3);
-    usage_close(first);
-    first = open_usage(scratch->path, false);
-    struct usage *second = open_usage(scratch->path, false);
+    learning_close(first);
+    first = open_learning(scratch->path, false);
+    struct learning *second = open_learning(scratch->path, false);
     assert_int_equal(lines, 1);
     assert_non_null(strstr(said, "another instance"));
-    assert_true(usage_heat(second, 5) == 3);
+    assert_true(learning_heat(second, 5) == 3);
     note(second, 5, 100);
     note(first, 5, 1);
-    usage_close(second);
+    learning_close(second);
     struct error error;
-    assert_int_equal(usage_forget(scratch->path, &error), -EBUSY);
+    assert_int_equal(learning_forget(scratch->path, &error), -EBUSY);
     /* The lock goes with the file when it is written anew. */
     note(first, 1, 1000000);
-    assert_int_equal(usage_forget(scratch->path, &error), -EBUSY);
-    usage_close(first);
-    first = open_usage(scratch->path, true);
-    assert_true(usage_heat(first, 5) < 4);
-    usage_close(first);
-    assert_int_equal(usage_forget(scratch->path, &error), 0);
+    assert_int_equal(learning_forget(scratch->path, &error), -EBUSY);
+    learning_close(first);
+    first = open_learning(scratch->path, true);
+    assert_true(learning_heat(first, 5) < 4);
+    learning_close(first);
+    assert_int_equal(learning_forget(scratch->path, &error), 0);
     assert_int_equal(bytes_of(scratch->path), -1);
-    assert_int_equal(usage_forget(scratch->path, &error), 0);
+    assert_int_equal(learning_forget(scratch->path, &error), 0);
 }
 
 /* What cannot be written is one line, and the instance goes on. */
@@ -411,12 +411,12 @@ static void test_unwritable(void **state)
     _cleanup_close_ int fd = open(path, O_CREAT | O_WRONLY, 0600);
     assert_true(fd >= 0);
     strcat(path, "/test.usage");
-    struct usage *usage = open_usage(path, false);
+    struct learning *learning = open_learning(path, false);
     assert_int_equal(lines, 1);
-    note(usage, 1, 100000);
-    usage_close(usage);
+    note(learning, 1, 100000);
+    learning_close(learning);
     /* A link, a folder and a pipe in its place are not followed, read or waited for. */
-    usage_close(open_usage(scratch->path, false));
+    learning_close(open_learning(scratch->path, false));
     for (int kind = 0; kind < 3; kind++) {
         remove(scratch->path);
         assert_int_equal(kind == 0   ? symlink("/dev/zero", scratch->path)
@@ -424,9 +424,9 @@ static void test_unwritable(void **state)
                                      : mkfifo(scratch->path, 0600),
                          0);
         lines = 0;
-        usage_close(open_usage(scratch->path, false));
+        learning_close(open_learning(scratch->path, false));
         assert_int_equal(lines, 1);
-        usage_close(open_usage(scratch->path, true));
+        learning_close(open_learning(scratch->path, true));
         assert_int_equal(lines, 2);
     }
 }
@@ -436,9 +436,9 @@ static void test_not_ours_to_write(void **state)
 {
     struct scratch *scratch = *state;
     const uid_t nobody = 65534;
-    struct usage *usage = open_usage(scratch->path, false);
-    note(usage, 5, 3);
-    usage_close(usage);
+    struct learning *learning = open_learning(scratch->path, false);
+    note(learning, 5, 3);
+    learning_close(learning);
     char path[sizeof scratch->path];
     snprintf(path, sizeof path, "%s", scratch->path);
     assert_int_equal(chmod(path, 0444), 0);
@@ -458,14 +458,14 @@ static void test_not_ours_to_write(void **state)
         uid_t own = geteuid();
         if (own == 0) /* who may write everything */
             assert_int_equal(seteuid(nobody), 0);
-        usage = open_usage(scratch->path, false);
+        learning = open_learning(scratch->path, false);
         assert_int_equal(seteuid(own), 0);
         assert_int_equal(lines, 1);
         assert_non_null(strstr(said, "Permission denied"));
         assert_non_null(strstr(said, "but not written"));
-        assert_true(usage_heat(usage, 5) == 3);
-        note(usage, 5, 100000);
-        usage_close(usage);
+        assert_true(learning_heat(learning, 5) == 3);
+        note(learning, 5, 100000);
+        learning_close(learning);
         assert_int_equal(lines, 1);
         assert_int_equal(bytes_of(scratch->path), before);
     }
@@ -475,30 +475,30 @@ static void test_not_ours_to_write(void **state)
 static void test_not_set_aside(void **state)
 {
     struct scratch *scratch = *state;
-    struct usage *usage = open_usage(scratch->path, false);
-    note(usage, 5, 3);
-    usage_close(usage);
+    struct learning *learning = open_learning(scratch->path, false);
+    note(learning, 5, 3);
+    learning_close(learning);
     char zeros[200] = {[12] = 4};
     append_bytes(scratch->path, zeros, sizeof zeros);
     assert_int_equal(mkdir(scratch->aside, 0700), 0); /* a file is not renamed onto a folder */
-    usage = open_usage(scratch->path, false);
+    learning = open_learning(scratch->path, false);
     assert_int_equal(lines, 1);
     assert_non_null(strstr(said, "read as far as it is right, but not written"));
-    assert_true(usage_heat(usage, 5) == 3);
-    usage_close(usage);
+    assert_true(learning_heat(learning, 5) == 3);
+    learning_close(learning);
 }
 
 /* Removed while it is in use, with its folder or without: written anew with all that was known, and one line. */
 static void test_removed(void **state)
 {
     struct scratch *scratch = *state;
-    struct usage *usage = open_usage(scratch->path, false);
-    note(usage, 5, 3);
-    usage_close(usage);
+    struct learning *learning = open_learning(scratch->path, false);
+    note(learning, 5, 3);
+    learning_close(learning);
     for (int round = 0; round < 2; round++) {
         lines = 0;
-        usage = open_usage(scratch->path, false);
-        note(usage, 5, 1);
+        learning = open_learning(scratch->path, false);
+        note(learning, 5, 1);
         assert_int_equal(unlink(scratch->path), 0);
         if (round == 1) {
             char folder[sizeof scratch->path];
@@ -506,28 +506,28 @@ static void test_removed(void **state)
             *strrchr(folder, '/') = 0;
             assert_int_equal(rmdir(folder), 0);
         }
-        usage_close(usage);
+        learning_close(learning);
         assert_int_equal(lines, 1);
         assert_non_null(strstr(said, "removed or replaced while it was in use: written anew"));
-        usage = open_usage(scratch->path, true);
-        assert_true(usage_heat(usage, 5) == (float)(4 + round));
-        usage_close(usage);
+        learning = open_learning(scratch->path, true);
+        assert_true(learning_heat(learning, 5) == (float)(4 + round));
+        learning_close(learning);
         assert_int_equal(lines, 1);
     }
     /* Another instance has made a new one: that is left alone. */
-    usage = open_usage(scratch->path, false);
+    learning = open_learning(scratch->path, false);
     assert_int_equal(unlink(scratch->path), 0);
-    struct usage *second = open_usage(scratch->path, false);
+    struct learning *second = open_learning(scratch->path, false);
     lines = 0;
-    note(usage, 5, 100);
-    usage_close(usage);
+    note(learning, 5, 100);
+    learning_close(learning);
     assert_int_equal(lines, 1);
     assert_non_null(strstr(said, "another instance of this model writes it"));
     note(second, 6, 2);
-    usage_close(second);
-    usage = open_usage(scratch->path, true);
-    assert_true(usage_heat(usage, 5) == 0 && usage_heat(usage, 6) == 2);
-    usage_close(usage);
+    learning_close(second);
+    learning = open_learning(scratch->path, true);
+    assert_true(learning_heat(learning, 5) == 0 && learning_heat(learning, 6) == 2);
+    learning_close(learning);
     assert_int_equal(lines, 1);
 }
 
@@ -539,20 +539,20 @@ static void test_killed(void **state)
         pid_t child = fork();
         assert_true(child >= 0);
         if (child == 0) {
-            struct usage *usage = open_usage(scratch->path, false);
+            struct learning *learning = open_learning(scratch->path, false);
             for (uint32_t i = 0;; i++)
-                usage_note(usage, i % EXPERTS);
+                learning_note(learning, i % EXPERTS);
         }
         usleep(3000 + 700 * (useconds_t)round);
         kill(child, SIGKILL);
         waitpid(child, NULL, 0);
-        usage_close(open_usage(scratch->path, false));
+        learning_close(open_learning(scratch->path, false));
         assert_int_equal(lines, 0);
     }
     assert_int_equal(bytes_of(scratch->aside), -1);
-    struct usage *usage = open_usage(scratch->path, true);
-    assert_true(usage_heat(usage, 1) > 0);
-    usage_close(usage);
+    struct learning *learning = open_learning(scratch->path, true);
+    assert_true(learning_heat(learning, 1) > 0);
+    learning_close(learning);
 }
 
 static void test_path(void **state)
@@ -560,25 +560,25 @@ static void test_path(void **state)
     (void)state;
     char path[PATH_MAX];
     setenv("XDG_STATE_HOME", "/home/state", 1);
-    assert_int_equal(usage_path("/run/calypte/main", 0xab, path, NULL), 0);
+    assert_int_equal(learning_path("/run/calypte/main", 0xab, path, NULL), 0);
     assert_string_equal(path, "/home/state/calypte/00000000000000ab.usage");
     setenv("XDG_STATE_HOME", "relative", 1);
     setenv("HOME", "/home/me", 1);
-    assert_int_equal(usage_path("/run/calypte/main", 0xab, path, NULL), 0);
+    assert_int_equal(learning_path("/run/calypte/main", 0xab, path, NULL), 0);
     assert_string_equal(path, "/home/me/.local/state/calypte/00000000000000ab.usage");
     unsetenv("HOME");
-    assert_int_equal(usage_path("/run/calypte/main/", 0xab, path, NULL), 0);
+    assert_int_equal(learning_path("/run/calypte/main/", 0xab, path, NULL), 0);
     assert_string_equal(path, "/run/calypte/00000000000000ab.usage");
     unsetenv("XDG_STATE_HOME");
-    assert_int_equal(usage_path("/main", 0xab, path, NULL), 0);
+    assert_int_equal(learning_path("/main", 0xab, path, NULL), 0);
     assert_string_equal(path, "/00000000000000ab.usage");
-    assert_int_equal(usage_path("main", 0xab, path, NULL), 0);
+    assert_int_equal(learning_path("main", 0xab, path, NULL), 0);
     assert_string_equal(path, "00000000000000ab.usage");
     char longest[PATH_MAX];
     memset(longest, 'a', sizeof longest - 1);
     longest[0] = longest[PATH_MAX - 3] = '/';
     longest[PATH_MAX - 1] = 0;
-    assert_int_equal(usage_path(longest, 1, path, NULL), -ENAMETOOLONG);
+    assert_int_equal(learning_path(longest, 1, path, NULL), -ENAMETOOLONG);
 }
 
 int main(void)

@@ -1,4 +1,4 @@
-/* The file that remembers, from one session to the next, how much each expert is used (usage_record.h: what stands in
+/* The file that remembers, from one session to the next, how much each expert is used (learning_record.h: what stands in
  * it). It never stands among the model's own files, and its loss costs only time: whatever is wrong with it is one line
  * in the log, never an error.
  *
@@ -15,10 +15,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct usage;
+struct learning;
 
-struct usage_options {
-    const char *path; /* usage_path()'s */
+struct learning_options {
+    const char *path; /* learning_path()'s */
     uint64_t identity;
     uint32_t experts;
     bool read_only;
@@ -27,24 +27,24 @@ struct usage_options {
 
 /* Where the file of a container stands: <identity>.usage in $XDG_STATE_HOME/calypte, or in ~/.local/state/calypte, or,
  * where neither is set to an absolute path, beside the instance's folder `rundir`. -ENAMETOOLONG. Reads the environment. */
-int usage_path(const char *rundir, uint64_t identity, char ret_path[PATH_MAX], struct error *ret_error);
+int learning_path(const char *rundir, uint64_t identity, char ret_path[PATH_MAX], struct error *ret_error);
 
 /* Reads the file, and makes ready to write it. Only -ENOMEM is an error. */
-int usage_open(const struct usage_options *options, struct usage **ret_usage, struct error *ret_error);
+int learning_open(const struct learning_options *options, struct learning **ret_learning, struct error *ret_error);
 
 /* Writes what was noted since the last record, and frees; NULL is allowed. */
-void usage_close(struct usage *usage);
+void learning_close(struct learning *learning);
 
 /* Uses of an expert, decayed, as the file had them at the start. Thread: the one that notes; before its first note. */
-float usage_heat(const struct usage *usage, uint32_t expert);
+float learning_heat(const struct learning *learning, uint32_t expert);
 
 /* The experts with any heat, at most `most`, the hottest first, into ret_experts[most]. Returns how many, or -ENOMEM.
- * As usage_heat. */
-int usage_hottest(const struct usage *usage, uint32_t most, uint32_t *ret_experts);
+ * As learning_heat. */
+int learning_hottest(const struct learning *learning, uint32_t most, uint32_t *ret_experts);
 
 /* One use of an expert. Constant time, never blocks, no system call but one to wake the writer now and then. Thread:
  * one. */
-void usage_note(struct usage *usage, uint32_t expert);
+void learning_note(struct learning *learning, uint32_t expert);
 
 /* Removes the file. 0 also when there was none; -EBUSY: a live instance of this model writes it. Any thread. */
-int usage_forget(const char *path, struct error *ret_error);
+int learning_forget(const char *path, struct error *ret_error);

@@ -1,4 +1,4 @@
-#include "io_daemon/usage_record.h"
+#include "io_daemon/learning_record.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,37 +16,38 @@ struct file_header {
     uint32_t experts, reserved;
     uint64_t checksum;
 };
-_Static_assert(sizeof(struct file_header) == USAGE_HEADER_BYTES, "as it stands in the file");
+_Static_assert(sizeof(struct file_header) == LEARNING_HEADER_BYTES, "as it stands in the file");
 
 struct record {
     uint64_t checksum;
     uint32_t kind, bytes;
 };
-_Static_assert(sizeof(struct record) == USAGE_RECORD_BYTES, "as it stands in the file");
+_Static_assert(sizeof(struct record) == LEARNING_RECORD_BYTES, "as it stands in the file");
 
 struct use_count {
     uint32_t expert, uses;
 };
 
-int usage_memory_open(uint64_t identity, uint32_t experts, struct usage_memory *ret_memory, struct error *ret_error)
+int learning_memory_open(uint64_t identity, uint32_t experts, struct learning_memory *ret_memory,
+                         struct error *ret_error)
 {
-    struct usage_memory memory = {.identity = identity, .experts = experts, .heat = calloc(experts, sizeof(float))};
+    struct learning_memory memory = {.identity = identity, .experts = experts, .heat = calloc(experts, sizeof(float))};
     if (!memory.heat)
         return error_set(ret_error, ENOMEM, "use of %u experts: out of memory", experts);
     *ret_memory = memory;
     return 0;
 }
 
-void usage_memory_close(struct usage_memory *memory)
+void learning_memory_close(struct learning_memory *memory)
 {
     free(memory->heat);
-    *memory = (struct usage_memory){0};
+    *memory = (struct learning_memory){0};
 }
 
 /* Halves what lies a half-life back, once for each half-life in `uses`. */
-static void decay(struct usage_memory *memory)
+static void decay(struct learning_memory *memory)
 {
-    uint64_t half_life = (uint64_t)USAGE_HALF_LIFE * memory->experts, halvings = memory->uses / half_life;
+    uint64_t half_life = (uint64_t)LEARNING_HALF_LIFE * memory->experts, halvings = memory->uses / half_life;
     if (halvings == 0)
         return;
     memory->uses %= half_life;
@@ -55,7 +56,7 @@ static void decay(struct usage_memory *memory)
         memory->heat[e] *= share;
 }
 
-void usage_memory_add(struct usage_memory *memory, const uint32_t *uses)
+void learning_memory_add(struct learning_memory *memory, const uint32_t *uses)
 {
     for (uint32_t e = 0; e < memory->experts; e++) {
         memory->heat[e] += (float)uses[e];
@@ -64,17 +65,17 @@ void usage_memory_add(struct usage_memory *memory, const uint32_t *uses)
     decay(memory);
 }
 
-size_t usage_heat_bytes(uint32_t experts)
+size_t learning_heat_bytes(uint32_t experts)
 {
     return sizeof(struct record) + sizeof(uint64_t) + (size_t)experts * sizeof(float);
 }
 
-size_t usage_uses_bytes(uint32_t experts)
+size_t learning_uses_bytes(uint32_t experts)
 {
     return sizeof(struct record) + (size_t)experts * sizeof(struct use_count);
 }
 
-size_t usage_encode_header(const struct usage_memory *memory, void *ret_bytes)
+size_t learning_encode_header(const struct learning_memory *memory, void *ret_bytes)
 {
     struct file_header header = {.identity = memory->identity, .experts = memory->experts};
     memcpy(header.magic, magic, sizeof magic);
@@ -84,13 +85,13 @@ size_t usage_encode_header(const struct usage_memory *memory, void *ret_bytes)
 }
 
 /* Of a record at `bytes` whose payload has `size`: everything behind the checksum itself. */
-static uint64_t record_checksum(const struct usage_memory *memory, const char *bytes, size_t size)
+static uint64_t record_checksum(const struct learning_memory *memory, const char *bytes, size_t size)
 {
     size_t behind = sizeof(uint64_t);
     return XXH3_64bits_withSeed(bytes + behind, sizeof(struct record) - behind + size, memory->identity);
 }
 
-static size_t seal(const struct usage_memory *memory, enum record_kind kind, char *bytes, size_t size)
+static size_t seal(const struct learning_memory *memory, enum record_kind kind, char *bytes, size_t size)
 {
     struct record record = {.kind = kind, .bytes = (uint32_t)size};
     memcpy(bytes, &record, sizeof record);
@@ -99,15 +100,15 @@ static size_t seal(const struct usage_memory *memory, enum record_kind kind, cha
     return sizeof record + size;
 }
 
-size_t usage_encode_heat(const struct usage_memory *memory, void *ret_bytes)
+size_t learning_encode_heat(const struct learning_memory *memory, void *ret_bytes)
 {
     char *bytes = ret_bytes, *payload = bytes + sizeof(struct record);
     memcpy(payload, &memory->uses, sizeof memory->uses);
     memcpy(payload + sizeof memory->uses, memory->heat, (size_t)memory->experts * sizeof(float));
-    return seal(memory, RECORD_HEAT, bytes, usage_heat_bytes(memory->experts) - sizeof(struct record));
+    return seal(memory, RECORD_HEAT, bytes, learning_heat_bytes(memory->experts) - sizeof(struct record));
 }
 
-size_t usage_encode_uses(const struct usage_memory *memory, const uint32_t *uses, void *ret_bytes)
+size_t learning_encode_uses(const struct learning_memory *memory, const uint32_t *uses, void *ret_bytes)
 {
     char *bytes = ret_bytes, *payload = bytes + sizeof(struct record);
     size_t size = 0;
@@ -121,14 +122,14 @@ size_t usage_encode_uses(const struct usage_memory *memory, const uint32_t *uses
     return size > 0 ? seal(memory, RECORD_USES, bytes, size) : 0;
 }
 
-static bool take_heat(struct usage_memory *memory, const char *payload, size_t size)
+static bool take_heat(struct learning_memory *memory, const char *payload, size_t size)
 {
     uint64_t uses;
     size_t bytes = (size_t)memory->experts * sizeof(float);
     if (size != sizeof uses + bytes)
         return false;
     memcpy(&uses, payload, sizeof uses);
-    if (uses >= (uint64_t)USAGE_HALF_LIFE * memory->experts)
+    if (uses >= (uint64_t)LEARNING_HALF_LIFE * memory->experts)
         return false;
     for (size_t at = sizeof uses; at < size; at += sizeof(float)) {
         float heat;
@@ -141,7 +142,7 @@ static bool take_heat(struct usage_memory *memory, const char *payload, size_t s
     return true;
 }
 
-static bool take_uses(struct usage_memory *memory, const char *payload, size_t size)
+static bool take_uses(struct learning_memory *memory, const char *payload, size_t size)
 {
     struct use_count count;
     uint32_t least = 0;
@@ -163,39 +164,39 @@ static bool take_uses(struct usage_memory *memory, const char *payload, size_t s
     return true;
 }
 
-static enum usage_verdict check_header(const struct usage_memory *memory, const char *bytes, size_t size)
+static enum learning_verdict check_header(const struct learning_memory *memory, const char *bytes, size_t size)
 {
     struct file_header header;
     if (size < sizeof header)
-        return memcmp(bytes, magic, size < sizeof magic ? size : sizeof magic) == 0 ? USAGE_CUT : USAGE_DAMAGED;
+        return memcmp(bytes, magic, size < sizeof magic ? size : sizeof magic) == 0 ? LEARNING_CUT : LEARNING_DAMAGED;
     memcpy(&header, bytes, sizeof header);
     if (memcmp(header.magic, magic, sizeof magic) != 0 ||
         header.checksum != XXH3_64bits(&header, offsetof(struct file_header, checksum)))
-        return USAGE_DAMAGED;
-    return header.identity == memory->identity && header.experts == memory->experts ? USAGE_WHOLE : USAGE_FOREIGN;
+        return LEARNING_DAMAGED;
+    return header.identity == memory->identity && header.experts == memory->experts ? LEARNING_WHOLE : LEARNING_FOREIGN;
 }
 
-enum usage_verdict usage_decode(struct usage_memory *memory, const void *bytes, size_t size, size_t *ret_whole)
+enum learning_verdict learning_decode(struct learning_memory *memory, const void *bytes, size_t size, size_t *ret_whole)
 {
     const char *file = bytes;
     size_t at = sizeof(struct file_header);
     *ret_whole = 0;
     if (size == 0)
-        return USAGE_WHOLE;
-    enum usage_verdict verdict = check_header(memory, file, size);
-    if (verdict != USAGE_WHOLE)
+        return LEARNING_WHOLE;
+    enum learning_verdict verdict = check_header(memory, file, size);
+    if (verdict != LEARNING_WHOLE)
         return verdict;
     for (struct record record; at < size; at += sizeof record + record.bytes) {
         *ret_whole = at;
         if (size - at < sizeof record)
-            return USAGE_CUT;
+            return LEARNING_CUT;
         memcpy(&record, file + at, sizeof record);
         size_t left = size - at - sizeof record;
         if (record.bytes > left)
-            return USAGE_CUT;
+            return LEARNING_CUT;
         if (record.checksum != record_checksum(memory, file + at, record.bytes))
-            return record.bytes == left ? USAGE_CUT
-                                        : USAGE_DAMAGED; /* the end of a file may hold pages never written */
+            return record.bytes == left ? LEARNING_CUT
+                                        : LEARNING_DAMAGED; /* the end of a file may hold pages never written */
         const char *payload = file + at + sizeof record;
         bool right = false;
         switch (record.kind) {
@@ -204,8 +205,8 @@ enum usage_verdict usage_decode(struct usage_memory *memory, const void *bytes, 
         default: break;
         }
         if (!right)
-            return USAGE_DAMAGED;
+            return LEARNING_DAMAGED;
     }
     *ret_whole = size;
-    return USAGE_WHOLE;
+    return LEARNING_WHOLE;
 }
