@@ -98,7 +98,7 @@ static const struct setting_info table[SETTING_COUNT] = {
     [SETTING_LEARNING] = {.name = "learning",
                           .type = SETTING_CHOICE,
                           .default_text = "on",
-                          .choices = {"off", "read", "on"}, /* as enum learning_mode has them */
+                          .choices = {"off", "read", "on"}, /* as enum learning_choice has them */
                           .help = "remember which experts are used, and load those at the next start; read: only load"},
     [SETTING_MIRROR] =
         {.name = "mirror",

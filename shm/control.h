@@ -27,7 +27,7 @@ enum io_choice { IO_AUTO = 0, IO_URING = 1, IO_PREAD = 2 };
 enum verify_choice { VERIFY_FIRST = 0, VERIFY_ALWAYS = 1, VERIFY_OFF = 2 };
 enum prefetch { PREFETCH_AUTO = 0, PREFETCH_OFF = 1, PREFETCH_ON = 2 };
 /* The use of experts in earlier sessions: no matter, read at the start, read and added to. */
-enum learning_mode { LEARNING_OFF = 0, LEARNING_READ = 1, LEARNING_ON = 2 };
+enum learning_choice { LEARNING_OFF = 0, LEARNING_READ = 1, LEARNING_ON = 2 };
 /* A copy of the container: there is none; read; not used because it does not open or is another; given up when it failed. */
 enum copy_state { COPY_NONE = 0, COPY_USED = 1, COPY_REFUSED = 2, COPY_DROPPED = 3 };
 
@@ -55,7 +55,7 @@ struct facts {
     uint32_t hugepages;                /* 0 or 1 */
     uint32_t verify;                   /* enum verify_choice */
     uint32_t prefetch;                 /* enum prefetch */
-    uint32_t learning;                 /* enum learning_mode */
+    uint32_t learning;                 /* enum learning_choice */
     uint32_t isa;                      /* kernels: enum kernel_isa (compute/kernel.h), 0 auto */
     uint32_t worker_node[MAX_WORKERS]; /* memory node of each worker */
     uint16_t core_count[MAX_WORKERS];  /* cores of each worker ... */
