@@ -3,17 +3,21 @@
 #include "proto/cleanup.h"
 
 #include <endian.h>
+#include <linux/sockios.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/queue.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 
 #define CONNECTIONS_MAX 512u
 #define BACKLOG SOMAXCONN /* nng's clients do not wait for room in it */
 #define UNSENT_MAX ((size_t)1 << 20)
+#define LINGER_MS 1000
 #define FIRST_ROOM ((size_t)64 << 10) /* a length is believed only as far as bytes come */
 #define GREETING_BYTES 8u
 #define FRAME_BYTES 9u /* type and length */
@@ -312,15 +316,71 @@ int reply_socket_fd(const struct reply_socket *socket)
     return socket->epoll;
 }
 
+static bool has_read_all(const struct connection *connection)
+{
+    int bytes;
+    return connection->unsent_bytes == 0 && ioctl(connection->fd, SIOCOUTQ, &bytes) == 0 && bytes == 0;
+}
+
+/* The last answers: what waits is sent, then the end. False: the connection is done with. */
+static bool send_rest(struct reply_socket *socket, struct connection *connection)
+{
+    if (!connection->greeted || connection->broken || flush(connection) < 0 || has_read_all(connection))
+        return false;
+    if (connection->unsent_bytes == 0)
+        shutdown(connection->fd, SHUT_WR);
+    watch(socket, connection);
+    return true;
+}
+
+/* What the client still sends is for nobody. False: it has closed. */
+static bool discard(const struct connection *connection)
+{
+    unsigned char bytes[4096];
+    ssize_t got;
+    while ((got = recv(connection->fd, bytes, sizeof bytes, 0)) > 0 || (got < 0 && errno == EINTR))
+        continue;
+    return got < 0 && errno == EAGAIN;
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* A client that hears of the end and of its answer at once may look at the end only, as nng's do; and one that sends while
+ * we close loses what it has not read. So the end comes first from them, or after a while. */
+static void linger(struct reply_socket *socket)
+{
+    struct connection *connection, *next;
+    for (connection = TAILQ_FIRST(&socket->connections); connection; connection = next) {
+        next = TAILQ_NEXT(connection, link);
+        if (!send_rest(socket, connection))
+            drop(socket, connection);
+    }
+    struct epoll_event event;
+    for (int64_t end = now_ms() + LINGER_MS, left = LINGER_MS; socket->count > 0 && left > 0; left = end - now_ms()) {
+        watch_listener(socket, false);
+        if (epoll_wait(socket->epoll, &event, 1, (int)left) != 1)
+            continue;
+        connection = event.data.ptr;
+        if (connection && ((event.events & EPOLLIN && !discard(connection)) || event.events & (EPOLLHUP | EPOLLERR) ||
+                           (event.events & EPOLLOUT && !send_rest(socket, connection))))
+            drop(socket, connection);
+    }
+}
+
 void reply_socket_close(struct reply_socket *socket)
 {
     if (!socket)
         return;
     struct connection *connection;
-    while ((connection = TAILQ_FIRST(&socket->connections))) {
-        flush(connection);
+    if (socket->epoll >= 0)
+        linger(socket);
+    while ((connection = TAILQ_FIRST(&socket->connections)))
         drop(socket, connection);
-    }
     if (socket->listener >= 0) {
         close(socket->listener);
         unlink(socket->path);

@@ -32,7 +32,7 @@ struct reply_socket;
 int reply_socket_listen(enum reply_protocol protocol, const char *path, size_t most, struct reply_socket **ret_socket,
                         struct error *ret_error);
 
-/* Writes what the clients take at once of the answers that wait, and closes. */
+/* Writes the answers that wait, lets the clients read them, for a second at most, and closes. */
 void reply_socket_close(struct reply_socket *socket);
 
 /* A descriptor that polls readable when reply_socket_receive has something to do. */

@@ -280,6 +280,45 @@ static void test_reads_nothing(void **state)
     settle(fixture);
 }
 
+/* Closing: a client that has asked again and reads late has its answer, whole, and then the end. */
+static void test_last_answer(void **state)
+{
+    struct fixture *fixture = *state;
+    static char answer[900000], got[1000000];
+    unsigned char bytes[64];
+    struct reply_address from;
+    void *request;
+    size_t size, length = frame(bytes, 1, "x"), read = 0;
+    int fd = dial(fixture, GREETING, 8), silent = dial(fixture, "", 0);
+    assert_int_equal(send(fd, bytes, length, 0), length);
+    while (reply_socket_receive(fixture->socket, &from, &request, &size) != 0 || !request)
+        continue;
+    free(request);
+    memset(answer, 'a', sizeof answer);
+    reply_socket_send(fixture->socket, &from, answer, sizeof answer);
+    assert_int_equal(send(fd, bytes, length, 0), length); /* is never read */
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        usleep(100000); /* both are there: what it reads, and the end */
+        struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+        ssize_t some = 1;
+        while (some > 0 && poll(&poll_fd, 1, 5000) == 1 && !(poll_fd.revents & (POLLHUP | POLLERR)))
+            if ((some = recv(fd, got + read, sizeof got - read, 0)) > 0)
+                read += (size_t)some;
+        _exit(read == 8 + 13 + sizeof answer && got[read - 1] == 'a' ? 0 : 1);
+    }
+    close(fd);
+    reply_socket_close(fixture->socket);
+    fixture->socket = NULL;
+    close(silent);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    struct error error;
+    assert_int_equal(reply_socket_listen(REPLY_REP, fixture->path, MOST, &fixture->socket, &error), 0);
+}
+
 static void test_place(void **state)
 {
     struct fixture *fixture = *state;
@@ -330,8 +369,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         REPLY_TEST(test_pieces),         REPLY_TEST(test_bad_clients),   REPLY_TEST(test_crowd),
-        REPLY_TEST(test_no_descriptors), REPLY_TEST(test_reads_nothing), REPLY_TEST(test_place),
-        REPLY_TEST(test_child_holds),
+        REPLY_TEST(test_no_descriptors), REPLY_TEST(test_reads_nothing), REPLY_TEST(test_last_answer),
+        REPLY_TEST(test_place),          REPLY_TEST(test_child_holds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
