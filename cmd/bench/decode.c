@@ -13,14 +13,16 @@
 #include "proto/message.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #define CHUNK_MOST 4096u /* of the setting prefill_chunk */
+#define DRIFT_TOKENS 16u /* of a stream, between two changes of its ranks */
 #define LIMIT_RUNS 2u    /* of each limit, between two runs */
 
-enum { FLAG_CONTEXT, FLAG_TOKENS, FLAG_RUNS, FLAG_SECONDS, FLAG_BYTES, FLAG_JSON };
+enum { FLAG_CONTEXT, FLAG_TOKENS, FLAG_RUNS, FLAG_SECONDS, FLAG_BYTES, FLAG_JSON, FLAG_ZIPF };
 enum { FLAG_ROWS = FLAG_CONTEXT, FLAG_CHUNK = FLAG_TOKENS };
 
 static const struct flag decode_flags[] = {
@@ -30,6 +32,10 @@ static const struct flag decode_flags[] = {
     [FLAG_SECONDS] = {"--seconds", NULL, "S", "time of a run that measures the bandwidth (default 0.2)"},
     [FLAG_BYTES] = {"--bytes", NULL, "MIB", "memory that measures the bandwidth, in MiB (default 1200)"},
     [FLAG_JSON] = {"--json", NULL, NULL, "print the figures as JSON"},
+    [FLAG_ZIPF] =
+        {"--zipf", NULL, "S",
+         "go on with tokens drawn by Zipf's law with the exponent S, the ranks drifting, and not with those that "
+         "the model chooses"},
     {NULL, NULL, NULL, NULL},
 };
 
@@ -104,11 +110,20 @@ struct limits {
     unsigned threads;
 };
 
+/* Tokens that a decode goes on with, one a step. */
+struct token_stream {
+    double *cumulated; /* [vocab], of the ranks' shares */
+    uint32_t *tokens;  /* [tokens of a run] */
+    uint64_t drawn;
+};
+
 struct bench {
     const char *command;
     struct arguments arguments;
     bool prefill;
     uint32_t prompt, tokens, chunk; /* tokens: of the answer; chunk: prompt tokens a step, of a prefill */
+    double zipf;                    /* exponent of the stream; 0: the model chooses its tokens */
+    struct token_stream stream;
     unsigned runs;
     double seconds;
     uint64_t megabytes;
@@ -234,16 +249,63 @@ static int take_counters(struct bench *bench, struct figures *ret_figures, struc
     return 0;
 }
 
-/* One request. Prompts of a decode are the same, and all but their last token stay in the session, but each run draws other tokens, so that
- * it uses other experts; prefills differ by `run`. */
-static int ask(struct bench *bench, unsigned run, uint32_t max_tokens, json_t **ret_answer, struct error *ret_error)
+static int open_stream(struct bench *bench, struct error *ret_error)
+{
+    if (bench->zipf <= 0)
+        return 0;
+    uint32_t vocab = bench->container->config.vocab;
+    bench->stream.cumulated = calloc(vocab, sizeof *bench->stream.cumulated);
+    bench->stream.tokens = calloc(bench->tokens, sizeof *bench->stream.tokens);
+    if (!bench->stream.cumulated || !bench->stream.tokens)
+        return error_set(ret_error, ENOMEM, "no memory for a stream of tokens");
+    double sum = 0;
+    for (uint32_t rank = 0; rank < vocab; rank++)
+        bench->stream.cumulated[rank] = sum += pow(rank + 1, -bench->zipf);
+    return 0;
+}
+
+static void close_stream(struct token_stream *stream)
+{
+    free(stream->cumulated);
+    free(stream->tokens);
+}
+
+static uint32_t next_random(uint32_t *state)
+{
+    return *state = *state * 1664525u + 1013904223u; /* Numerical Recipes, chapter 7.1 */
+}
+
+/* The next run's. Now and then the most frequent token becomes the rarest, and all others rise by a rank. */
+static void draw_stream(struct bench *bench, unsigned run)
+{
+    struct token_stream *stream = &bench->stream;
+    uint32_t state = run, vocab = bench->container->config.vocab;
+    for (uint32_t t = 0; t < bench->tokens; t++) {
+        double share = next_random(&state) * 0x1p-32 * stream->cumulated[vocab - 1];
+        uint32_t rank = 0, end = vocab - 1;
+        while (rank < end) {
+            uint32_t middle = rank + (end - rank) / 2;
+            if (stream->cumulated[middle] > share)
+                end = middle;
+            else
+                rank = middle + 1;
+        }
+        stream->tokens[t] = (uint32_t)((rank + stream->drawn++ / DRIFT_TOKENS) % vocab);
+    }
+}
+
+/* One request, the prompt and so many tokens of the stream. Prompts of a decode are the same, and all but the last token
+ * stays in the session, but each run draws other tokens, so that it uses other experts; prefills differ by `run`.
+ * ret_seconds: without those in the queue. */
+static int ask(struct bench *bench, unsigned run, uint32_t of_stream, uint32_t max_tokens, double *ret_seconds,
+               struct error *ret_error)
 {
     uint32_t state = bench->prefill ? run + 1 : 1, vocab = bench->container->config.vocab;
     json_t *tokens = json_array();
-    for (uint32_t i = 0; i < bench->prompt; i++) {
-        state = state * 1664525u + 1013904223u; /* Numerical Recipes, chapter 7.1 */
-        json_array_append_new(tokens, json_integer((json_int_t)((uint64_t)state * vocab >> 32)));
-    }
+    for (uint32_t i = 0; i < bench->prompt; i++)
+        json_array_append_new(tokens, json_integer((json_int_t)((uint64_t)next_random(&state) * vocab >> 32)));
+    for (uint32_t i = 0; i < of_stream; i++)
+        json_array_append_new(tokens, json_integer(bench->stream.tokens[i]));
     json_t *request = json_pack("{s:s, s:o, s:i, s:b}", "op", "generate", "tokens", tokens, "max_tokens",
                                 (int)max_tokens, "ignore_eos", 1);
     if (request && !bench->prefill) {
@@ -253,18 +315,39 @@ static int ask(struct bench *bench, unsigned run, uint32_t max_tokens, json_t **
         json_object_set_new(request, "temperature", json_real(1));
         json_object_set_new(request, "seed", json_integer(run));
     }
-    return client_call(&bench->client, request, -1, ret_answer, ret_error);
+    json_auto_t *answer = NULL;
+    int status = client_call(&bench->client, request, -1, &answer, ret_error);
+    const json_t *timing = json_object_get(answer, "timing");
+    *ret_seconds =
+        json_number_value(json_object_get(timing, "total_s")) - json_number_value(json_object_get(timing, "queue_s"));
+    return status;
+}
+
+/* Every step of a decode gives a token, also the first one, which computes the last token of the prompt again. */
+static int ask_run(struct bench *bench, unsigned run, double *ret_seconds, struct error *ret_error)
+{
+    if (bench->zipf <= 0)
+        return ask(bench, run, 0, bench->tokens, ret_seconds, ret_error);
+    draw_stream(bench, run);
+    *ret_seconds = 0;
+    int status = 0;
+    for (uint32_t t = 0; status == 0 && t < bench->tokens; t++) {
+        double seconds;
+        status = ask(bench, run, t, 1, &seconds, ret_error);
+        *ret_seconds += seconds;
+    }
+    return status;
 }
 
 static int measure_run(struct bench *bench, unsigned run, struct figures *ret_figures, struct error *ret_error)
 {
     struct figures before;
-    json_t *answer = NULL;
+    double seconds = 0;
     int status = bench_disk_before(bench->disk, ret_error);
     if (status == 0)
         status = take_counters(bench, &before, ret_error);
     if (status == 0)
-        status = ask(bench, run, bench->tokens, &answer, ret_error);
+        status = ask_run(bench, run, &seconds, ret_error);
     if (status == 0)
         status = take_counters(bench, ret_figures, ret_error);
     if (status == 0) {
@@ -272,14 +355,8 @@ static int measure_run(struct bench *bench, unsigned run, struct figures *ret_fi
             ret_figures->counted[i] -= before.counted[i];
         for (int p = 0; p < STEP_PARTS; p++)
             ret_figures->part_s[p] -= before.part_s[p];
-        /* Every step of a decode gives a token, also the first one, which computes the last token of the prompt
-         * again. */
-        const json_t *timing = json_object_get(answer, "timing");
-        double wall = json_number_value(json_object_get(timing, "total_s")) -
-                      json_number_value(json_object_get(timing, "queue_s"));
-        ret_figures->tokens_per_s = wall > 0 ? (bench->prefill ? bench->prompt : bench->tokens) / wall : 0;
+        ret_figures->tokens_per_s = seconds > 0 ? (bench->prefill ? bench->prompt : bench->tokens) / seconds : 0;
     }
-    json_decref(answer);
     if (status == 0)
         status = bench_disk_after(bench->disk, &ret_figures->disk, ret_error);
     if (status == 0) {
@@ -296,9 +373,8 @@ static int measure_runs(struct bench *bench, struct error *ret_error)
     struct figures figures;
     double read = 0, dot = 0;
     /* The first runs fill session and pool. */
-    json_t *answer = NULL;
-    int status = ask(bench, 0, bench->prefill ? bench->tokens : 1, &answer, ret_error);
-    json_decref(answer);
+    double seconds;
+    int status = ask(bench, 0, 0, bench->prefill ? bench->tokens : 1, &seconds, ret_error);
     if (status == 0)
         status = measure_run(bench, 0, &figures, ret_error);
     if (status == 0)
@@ -413,6 +489,8 @@ static void print_json(const struct bench *bench, const struct result *result)
                   "tokens", (int)result->tokens, "read_gbps", bench->best.read, "read_spread",
                   bench_spread_json(&bench->read), "macs_per_token", result->volume.macs / result->tokens, "spread",
                   bench_spread_json(&bench->tokens_per_s), "steps", (json_int_t)counted[COUNTED_STEPS]));
+    if (bench->zipf > 0)
+        json_object_set_new(object, "zipf", json_real(bench->zipf));
     json_object_set(object, "workers", json_object_get(bench->status, "workers"));
     json_object_set(object, "worker_threads", json_object_get(bench->status, "threads"));
     json_dumpf(object, stdout, JSON_INDENT(1));
@@ -460,6 +538,8 @@ static int run(struct bench *bench, int interrupt_fd, struct error *ret_error)
 {
     int status = container_open(bench->arguments.operands[0], &bench->container, ret_error);
     if (status == 0)
+        status = open_stream(bench, ret_error);
+    if (status == 0)
         status = open_limits(bench, interrupt_fd, ret_error);
     if (status == 0)
         status = open_instance(bench, interrupt_fd, ret_error);
@@ -477,6 +557,7 @@ static int run(struct bench *bench, int interrupt_fd, struct error *ret_error)
             print_lines(bench, &result);
     }
     json_decref(bench->status);
+    close_stream(&bench->stream);
     container_close(bench->container);
     return status;
 }
@@ -509,7 +590,8 @@ int bench_decode(int argc, char **argv)
     if (code != ARGUMENTS_GO_ON)
         return code;
     if (arguments_integer(&bench.arguments, FLAG_CONTEXT, 2, 1u << 23, &context) ||
-        arguments_integer(&bench.arguments, FLAG_TOKENS, 2, 1u << 20, &tokens))
+        arguments_integer(&bench.arguments, FLAG_TOKENS, 2, 1u << 20, &tokens) ||
+        arguments_real(&bench.arguments, FLAG_ZIPF, 0.1, 10, &bench.zipf))
         return EXIT_USAGE;
     return bench_model(&bench, context, tokens);
 }

@@ -52,6 +52,12 @@ calypte bench decode "$CALYPTE_MODEL" $QUICK --context 20 --tokens 60 --pool 4M 
 expect_json "$SCRATCH/disk.json" '.pool.misses > 0 and .disk.bytes > 0 and .disk.demand_s > 0 and .disk.gbps > 0 and .disk.iobench_gbps > 0'
 expect_json "$SCRATCH/disk.json" '.disk.expected_steps_s > .steps_s - .parts.wait_s - .parts.experts_s'
 
+# The other tokens of a run are drawn, not chosen: each is a step too, and the often drawn ones find their experts.
+# shellcheck disable=SC2086
+calypte bench decode "$CALYPTE_MODEL" $QUICK --context 20 --tokens 60 --pool 4M --zipf 2 --json >"$SCRATCH/zipf.json"
+expect_json "$SCRATCH/zipf.json" '.zipf == 2 and .steps == 60 and .pool.hits + .pool.misses == 60 * 4 * 4'
+[ "$(json "$SCRATCH/zipf.json" .pool.misses)" -lt "$(json "$SCRATCH/disk.json" .pool.misses)" ] || fail "drawn tokens miss more"
+
 note "prefill"
 # shellcheck disable=SC2086
 calypte bench prefill "$CALYPTE_MODEL" $QUICK --rows 300 --json >"$SCRATCH/prefill.json"
