@@ -1,6 +1,7 @@
 #!/bin/sh
-# Decode with a quarter of the experts in the pool: the drive beside what it gives alone, the steps beside their parts, and in turn with
-# guesses (prefetch=auto) and without.
+# Decode with a quarter of the experts in the pool, with tokens that the model chooses (evenly, its weights are random) and with skewed and
+# drifting ones (Zipf): the drive beside what it gives alone, the steps beside their parts, with prefetch=on too; and in turn with
+# prefetch=auto and without.
 #
 #   decode-disk.sh FOLDER [PAIRS]     FOLDER: on the drive that is measured, with 25 GB free; programs from the PATH
 set -eu
@@ -11,10 +12,23 @@ results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 calypte synth "$folder/probe" --like glm-5.2 --layers 5 --dense 1
 
-run() { calypte bench decode "$folder/probe" --context 32 --tokens 48 --runs "$1" --pool 5200M --set prefetch="$2" --set learning=off --json; }
+run() {
+    runs=$1 prefetch=$2
+    shift 2
+    calypte bench decode "$folder/probe" --context 32 --tokens 48 --runs "$runs" --pool 5200M --set prefetch="$prefetch" --set learning=off --json "$@"
+}
 
-run 4 off >"$results/off"
-jq -r '"\(.disk.gbps / .disk.iobench_gbps * 100 | round) % of iobench (\(.disk.iobench_gbps) GB/s) while a demand was outstanding; steps \(.steps_s / .disk.expected_steps_s) times their parts"' "$results/off"
+# beside NAME PREFETCH FLAG...
+beside() {
+    name=$1
+    shift
+    run 4 "$@" | jq -r --arg name "$name" '"\($name): \(.pool.hits) hits, \(.pool.misses) misses; \(.disk.gbps / .disk.iobench_gbps * 100 | round) % of iobench (\(.disk.iobench_gbps) GB/s) while a demand was outstanding; steps \(.steps_s / .disk.expected_steps_s) times their parts"'
+}
+
+beside "chosen tokens" off
+beside "chosen tokens, prefetch=on" on
+beside "Zipf tokens" off --zipf 1
+beside "Zipf tokens, prefetch=on" on --zipf 1
 
 i=0
 while [ $i -lt "$pairs" ]; do
