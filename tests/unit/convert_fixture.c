@@ -110,6 +110,16 @@ int fixture_convert(const char *source, const char *destination, const struct pl
     return status;
 }
 
+char *fixture_model(const char *folder)
+{
+    struct error error = {{0}};
+    _cleanup_free_ char *source = fixture_path("model");
+    char *container = fixture_join(folder, "container");
+    if (fixture_convert(source, container, NULL, 2, 0, &error) < 0)
+        fail_msg("%s", error.text);
+    return container;
+}
+
 void fixture_assert_same(const char *a, const char *b)
 {
     DIR *directory = opendir(a);

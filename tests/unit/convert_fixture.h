@@ -28,6 +28,9 @@ void fixture_write(const char *folder, const char *name, const void *bytes, size
 int fixture_convert(const char *source, const char *destination, const struct plan_options *options, unsigned jobs,
                     unsigned stop_after, struct error *ret_error);
 
+/* The bundled model as a container in `folder`; the caller frees the name. */
+char *fixture_model(const char *folder);
+
 /* Asserts that two containers are the same files with the same bytes. */
 void fixture_assert_same(const char *a, const char *b);
 

@@ -16,15 +16,11 @@ static int32_t tokens[TOKENS];
 static int set_up(void **state)
 {
     (void)state;
-    struct error error;
-    char *source = fixture_path("model");
     scratch = fixture_scratch();
-    container = fixture_join(scratch, "container");
-    int status = fixture_convert(source, container, NULL, 2, 0, &error);
-    free(source);
+    container = fixture_model(scratch);
     for (uint32_t i = 0; i < TOKENS; i++)
         tokens[i] = (int32_t)(i * 37 % 4000);
-    return status;
+    return 0;
 }
 
 static int tear_down(void **state)

@@ -12,15 +12,9 @@ static char *scratch, *container;
 static int set_up(void **state)
 {
     (void)state;
-    struct error error;
-    char *source = fixture_path("model");
     scratch = fixture_scratch();
-    container = fixture_join(scratch, "container");
-    int status = fixture_convert(source, container, NULL, 2, 0, &error);
-    if (status < 0)
-        print_error("%s\n", error.text);
-    free(source);
-    return status;
+    container = fixture_model(scratch);
+    return 0;
 }
 
 static int tear_down(void **state)

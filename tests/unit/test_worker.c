@@ -41,15 +41,9 @@ static int set_up(void **state)
     if (engine_set_up(&fixture) < 0)
         return -1;
     struct engine *engine = fixture;
-    struct error error;
     struct step_done done;
-    char *source = fixture_path("model");
     scratch = fixture_scratch();
-    container = fixture_join(scratch, "container");
-    int status = fixture_convert(source, container, NULL, 2, 0, &error);
-    free(source);
-    if (status < 0)
-        return status;
+    container = fixture_model(scratch);
     for (uint32_t i = 0; i < ROWS; i++)
         tokens[i] = (int32_t)(i * 37 % 4000);
     const struct engine_options options = {.container = container, .workers = 1, .threads = 1};
