@@ -374,12 +374,11 @@ static void accept_request(struct loader *loader, uint32_t worker, const struct 
         accept_lookahead(loader, request->expert);
 }
 
-/* Empties the rings. True when there was something. The uses are read first: a worker writes those of a layer before it
+/* Empties the rings. True when there was something. The uses are read after that: a worker writes those of a layer before it
  * asks for what the layer misses, so that the policy knows them when it chooses victims. */
 static bool collect_requests(struct loader *loader)
 {
     bool any = false;
-    follower_read(&loader->follower);
     for (uint32_t w = 0; w < loader->facts.workers; w++) {
         struct request_ring *ring = &loader->control->rings[w];
         struct expert_request request;
@@ -395,6 +394,7 @@ static bool collect_requests(struct loader *loader)
             ring_drain(ring);
         }
     }
+    follower_read(&loader->follower);
     return any;
 }
 

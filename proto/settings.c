@@ -9,6 +9,8 @@
 #include <limits.h>
 #include <string.h>
 
+#define LEAST_SHARE 4096u /* bytes */
+
 static const struct setting_info table[SETTING_COUNT] = {
     [SETTING_WORKERS] = {.name = "workers",
                          .type = SETTING_NUMBER,
@@ -23,12 +25,13 @@ static const struct setting_info table[SETTING_COUNT] = {
                          .most = 1024,
                          .help =
                              "threads a worker; 0: its share of the cores that the affinity mask and cpu.max leave"},
-    [SETTING_POOL] = {.name = "pool",
-                      .type = SETTING_SHARE,
-                      .flag = "--pool",
-                      .default_text = "auto",
-                      .help =
-                          "shared memory for experts: a size (64G, 1.5GiB), a share of the free memory (80%), or auto"},
+    [SETTING_POOL] =
+        {.name = "pool",
+         .type = SETTING_SHARE,
+         .flag = "--pool",
+         .default_text = "auto",
+         .help =
+             "shared memory for experts: bytes (64G, 1.5GiB), a share of the memory that is available (80%), or auto"},
     [SETTING_CONTEXT] = {.name = "context",
                          .type = SETTING_NUMBER,
                          .flag = "--context",
@@ -133,7 +136,11 @@ void setting_print_allowed(const struct setting_info *info, char *ret_text, size
 {
     switch (info->type) {
     case SETTING_NUMBER: snprintf(ret_text, size, "%" PRIu64 " to %" PRIu64, info->least, info->most); return;
-    case SETTING_SHARE: snprintf(ret_text, size, "auto, a size like 64G or 1.5GiB, or a share like 80%%"); return;
+    case SETTING_SHARE:
+        snprintf(
+            ret_text, size,
+            "auto, bytes like 64G or 1.5GiB (4096 at least), or a share of the memory that is available, like 80%%");
+        return;
     case SETTING_PATH: snprintf(ret_text, size, "a folder, or nothing"); return;
     case SETTING_CHOICE: break;
     }
@@ -181,8 +188,8 @@ static int parse_value(const struct setting_info *info, const char *text, struct
             return 0;
         if (parse_percent(text, &value->percent) == 0)
             return 0;
-        if (parse_size(text, &value->number) < 0 || value->number == 0)
-            return -EINVAL;
+        if (parse_size(text, &value->number) < 0 || value->number < LEAST_SHARE)
+            return -EINVAL; /* fewer bytes were meant as a percentage, or lack their suffix */
         return 0;
     case SETTING_PATH: return 0;
     }

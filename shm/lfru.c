@@ -20,16 +20,19 @@
  * for ever.
  *
  * Which half-life
- * Nothing says beforehand, and it differs by a factor of hundreds between works and between sizes of the pool. So all are
- * kept: ten estimators, of five half-lives (a 16th of the model's experts to 32 times as many, in evictions), each with a
- * prompt's use counted in full and as a 32nd. At each use every estimator is asked whether the expert would have been
- * resident, had the pool held the `capacity` hottest by this estimator: a histogram of all heats, with a mark above which
- * there are just so many, answers in constant time. The estimator that would have missed least lately ranks the experts.
- * Hysteresis: another must save a hundredth of the misses, and then stays for as many evictions as the pool has slots.
+ * Nothing says beforehand, and it differs by a factor of hundreds between works and between sizes of the pool. So several
+ * are kept: ten estimators, of five half-lives (a 16th of the model's experts to 32 times as many, in evictions), each
+ * with a prompt's use counted in full and as a half. At each use every estimator is asked whether the expert would have
+ * been resident, had the pool held the `capacity` hottest by this estimator: a histogram of all heats, with a mark above
+ * which there are just so many, answers in constant time. What it would have missed lately gives it its weight: the
+ * exponentially weighted forecaster (Littlestone and Warmuth 1994). So the best decides where it is clearly better, and
+ * those that are about as good are averaged, which is better than each of them.
  *
  * The rank
- * A little of the heat with the shortest half-life is mixed in (of the logarithms, so that the order still stands still):
- * an expert that was used in the last steps is used again more often than its frequency says.
+ * The weighted mean of the logarithms, so that the order stands still between two weighings, which come as many evictions
+ * apart as the pool has slots. An expert that its layer used in the last step is used again 1.2 to 1.6 times as often as
+ * its frequency says, and from the second step on hardly more: it ranks higher by half until its layer's next turn, and no
+ * expert is preferred for having been used some steps later than another.
  *
  * The victim
  * Layers come in a circle, so an expert of the layer just passed is needed later than an equally warm one of the next
@@ -48,13 +51,14 @@
 /* log2(heat) + age, in fixed point. */
 #define OCTAVE_BITS 24
 #define OCTAVE (INT64_C(1) << OCTAVE_BITS)
-#define ABSENT INT64_MAX      /* the rank of what cannot be given up */
-#define NEVER (INT64_MIN / 4) /* of an expert that was not used yet */
-#define EPOCH (1000 * OCTAVE) /* `now` at the beginning: what has any heat is above 0 */
-#define OCTAVES_BELOW 40      /* colder than that is the same as unused */
-#define OCTAVES_ABOVE 23      /* hotter than that is not counted */
-#define PREFILL_OCTAVES 5     /* a prompt's use is a 32nd of an answer's, where it counts low */
-#define GUESS_OCTAVES 2       /* a guess ranks at a quarter of its heat */
+#define ABSENT INT64_MAX        /* the rank of what cannot be given up */
+#define NEVER 0                 /* of an expert that was not used yet */
+#define EPOCH (1000 * OCTAVE)   /* `now` at the beginning: what has any heat is above 0 */
+#define OCTAVES_BELOW 40        /* colder than that is the same as unused */
+#define OCTAVES_ABOVE 23        /* hotter than that is not counted */
+#define PREFILL_OCTAVES 1       /* a prompt's use is half of an answer's, where it counts low */
+#define GUESS_OCTAVES 2         /* a guess ranks at a quarter of its heat */
+#define RECENT (OCTAVE * 3 / 5) /* an expert of its layer's last turn ranks so much higher */
 
 #define TICKS_EVICTION 64u
 #define TICKS_USE 1u
@@ -69,14 +73,14 @@
 
 #define HALF_LIVES 5u
 #define ESTIMATORS (2 * HALF_LIVES)
-#define ESTIMATOR_HEAT 3u  /* the one that lfru_heat tells of: 4, prompts low */
-#define ESTIMATOR_FIRST 8u /* the one to begin with: 4, prompts in full */
+#define ESTIMATOR_HEAT 3u /* the one that lfru_heat tells of: 4, prompts low */
+#define WEIGHT_BITS 10    /* weights are in parts of 1 << WEIGHT_BITS, which is their sum */
 
 #define WINDOW 8.0        /* misses, as a share of the experts, over which estimators are compared */
 #define LEAST_MISSES 64.0 /* one in so many uses counts as missed, for the window */
-#define BETTER 0.01       /* share of the misses that another estimator must save */
-#define TURN_WEIGHT 8.0f /* steps that the circle of the layers counts for; from 2 to 16 the hits are nearly the same */
-#define RECENT_64THS 3   /* of the rank: the heat with the shortest half-life */
+#define WORSE 0.006       /* an estimator that misses by this share more than the best weighs e times less */
+#define NO_MISSES 1e-6    /* a share of misses below which estimators are not told apart */
+#define TURN_WEIGHT 3.0f  /* steps that the circle of the layers counts for; from 2 to 6 the hits are nearly the same */
 
 static const double half_lives[HALF_LIVES] = {1.0 / 16, 1.0 / 4, 1, 4, 32}; /* evictions, as a share of the experts */
 
@@ -94,6 +98,7 @@ struct estimator {
 
 struct history {
     int64_t heat[ESTIMATORS];
+    uint32_t turn; /* of its layer, when it was used last */
     bool resident, held, guess;
 };
 
@@ -102,21 +107,25 @@ struct layer {
     bool stale;        /* it has to be looked for */
     float cold;        /* its cold_of */
     float wait;        /* of the proposed expert, in steps; below 0: there is none */
+    uint32_t turns;    /* how many have begun */
+    uint32_t recent;   /* experts used in the last */
     uint32_t proposed; /* as victim */
 };
 
 struct lfru {
     uint32_t experts, per_layer, layer_count, capacity;
-    uint32_t chosen;           /* the estimator that ranks */
-    uint32_t stays;            /* evictions before another may be chosen */
-    uint32_t layer;            /* of the last use */
-    uint32_t prompt_uses;      /* of that layer in this step, by prompts alone */
-    uint64_t step_ticks;       /* of the step so far */
-    double ticks_a_step;       /* lately */
-    struct history *histories; /* [experts] */
-    int64_t *ranks;            /* [experts]: heat by the chosen estimator, or ABSENT */
-    struct layer *layers;      /* [layer_count] */
-    int64_t reference;         /* of cold_of: the ranks' now, lately */
+    uint32_t weights[ESTIMATORS]; /* of the rank */
+    double rate;                  /* uses a tick of an expert whose rank is now */
+    uint32_t stays;               /* evictions before the estimators are weighed again */
+    uint32_t layer, expert;       /* of the last use */
+    uint32_t prompt_uses;         /* of that layer in this step, by prompts alone */
+    uint64_t step_ticks;          /* of the step so far */
+    double ticks_a_step;          /* lately */
+    struct history *histories;    /* [experts] */
+    int64_t *ranks;               /* [experts]: weighted heat, or ABSENT */
+    uint32_t *recents;            /* [experts]: from each layer's first on, its experts used in its last turn */
+    struct layer *layers;         /* [layer_count] */
+    int64_t reference;            /* of cold_of: the ranks' now, lately */
     struct estimator estimators[ESTIMATORS];
     uint32_t sums[SUM_ENTRIES + 1];
 };
@@ -173,18 +182,6 @@ static double would_miss(struct estimator *estimator, uint32_t capacity, int64_t
     return room < here ? 1 - (double)room / here : 0;
 }
 
-/* The estimator with the shortest half-life that counts prompts in the same way. */
-static uint32_t shortest(uint32_t estimator)
-{
-    return estimator - estimator % HALF_LIVES;
-}
-
-/* The heat of the chosen estimator, mixed with the short one. Linear, so the same mix of two `now`s is the rank's now. */
-static int64_t mix(int64_t heat, int64_t recent)
-{
-    return heat / 64 * (64 - RECENT_64THS) + recent / 64 * RECENT_64THS;
-}
-
 /* The inverse of the heat behind a rank. All heats decay alike, so one factor brings those of all experts to now. */
 static float cold_of(const struct lfru *lfru, int64_t rank)
 {
@@ -192,9 +189,21 @@ static float cold_of(const struct lfru *lfru, int64_t rank)
     return exp2f(octaves < OCTAVES_BELOW ? octaves : OCTAVES_BELOW);
 }
 
+/* What the ranks decay from: the weighted `now`, as an expert's rank is its weighted heat. */
 static int64_t ranks_now(const struct lfru *lfru)
 {
-    return mix(lfru->estimators[lfru->chosen].now, lfru->estimators[shortest(lfru->chosen)].now);
+    int64_t sum = 0;
+    for (uint32_t k = 0; k < ESTIMATORS; k++)
+        sum += (lfru->estimators[k].now >> WEIGHT_BITS) * lfru->weights[k];
+    return sum;
+}
+
+static int64_t rank_of(const struct lfru *lfru, const struct history *history)
+{
+    int64_t sum = 0;
+    for (uint32_t k = 0; k < ESTIMATORS; k++)
+        sum += (history->heat[k] >> WEIGHT_BITS) * lfru->weights[k];
+    return sum;
 }
 
 /* Writes what the expert is worth, after anything about it has changed. */
@@ -204,7 +213,7 @@ static void rank_expert(struct lfru *lfru, uint32_t expert)
     struct layer *layer = &lfru->layers[expert / lfru->per_layer];
     int64_t rank = ABSENT;
     if (history->resident && !history->held)
-        rank = mix(history->heat[lfru->chosen], history->heat[shortest(lfru->chosen)]) -
+        rank = rank_of(lfru, history) + (history->turn == layer->turns ? RECENT : 0) -
                (history->guess ? GUESS_OCTAVES * OCTAVE : 0);
     if (rank < (layer->coldest == LFRU_NONE ? ABSENT : lfru->ranks[layer->coldest])) {
         layer->coldest = expert;
@@ -265,15 +274,22 @@ static void make_stale(struct lfru *lfru)
         lfru->layers[l].stale = true;
 }
 
-static void choose_estimator(struct lfru *lfru)
+static void weigh_estimators(struct lfru *lfru)
 {
-    uint32_t best = lfru->chosen;
+    uint32_t best = 0, left = 1u << WEIGHT_BITS;
+    double shares[ESTIMATORS], sum = 0, rate = 0;
+    for (uint32_t k = 1; k < ESTIMATORS; k++)
+        best = lfru->estimators[k].missed < lfru->estimators[best].missed ? k : best;
+    double least = lfru->estimators[best].missed, step = WORSE * (least > NO_MISSES ? least : NO_MISSES);
     for (uint32_t k = 0; k < ESTIMATORS; k++)
-        if (lfru->estimators[k].missed < lfru->estimators[best].missed)
-            best = k;
-    if (lfru->estimators[best].missed >= (1 - BETTER) * lfru->estimators[lfru->chosen].missed)
-        return;
-    lfru->chosen = best;
+        sum += shares[k] = exp((least - lfru->estimators[k].missed) / step);
+    for (uint32_t k = 0; k < ESTIMATORS; k++)
+        left -= lfru->weights[k] = k == best ? 0 : (uint32_t)lrint(shares[k] / sum * (1u << WEIGHT_BITS));
+    lfru->weights[best] = left;
+    /* A constant rate of r uses a tick has the heat r * half_life / ln 2. */
+    for (uint32_t k = 0; k < ESTIMATORS; k++)
+        rate += lfru->weights[k] * log(M_LN2 / lfru->estimators[k].half_life);
+    lfru->rate = exp(rate / (1u << WEIGHT_BITS));
     lfru->stays = lfru->capacity;
     make_stale(lfru);
     for (uint32_t e = 0; e < lfru->experts; e++)
@@ -290,9 +306,10 @@ int lfru_open(uint32_t experts, uint32_t per_layer, uint32_t capacity, struct lf
     if (lfru) {
         lfru->histories = calloc(experts, sizeof *lfru->histories);
         lfru->ranks = calloc(experts, sizeof *lfru->ranks);
+        lfru->recents = calloc(experts, sizeof *lfru->recents);
         lfru->layers = calloc(layers, sizeof *lfru->layers);
     }
-    if (!lfru || !lfru->histories || !lfru->ranks || !lfru->layers) {
+    if (!lfru || !lfru->histories || !lfru->ranks || !lfru->recents || !lfru->layers) {
         lfru_close(lfru);
         return error_set(ret_error, ENOMEM, "history of %u experts: out of memory", experts);
     }
@@ -300,7 +317,6 @@ int lfru_open(uint32_t experts, uint32_t per_layer, uint32_t capacity, struct lf
     lfru->per_layer = per_layer;
     lfru->layer_count = layers;
     lfru->capacity = capacity;
-    lfru->chosen = ESTIMATOR_FIRST;
     lfru->ticks_a_step = TICKS_EVICTION;
     for (uint32_t i = 0; i <= SUM_ENTRIES; i++)
         lfru->sums[i] = (uint32_t)lrint(log2(1 + exp2(-(double)i / 64)) * (double)OCTAVE);
@@ -321,9 +337,9 @@ int lfru_open(uint32_t experts, uint32_t per_layer, uint32_t capacity, struct lf
             lfru->histories[e].heat[k] = NEVER;
     }
     for (uint32_t l = 0; l < layers; l++)
-        lfru->layers[l].coldest = LFRU_NONE;
-    make_stale(lfru);
+        lfru->layers[l] = (struct layer){.coldest = LFRU_NONE, .turns = 1}; /* no expert was used in this one */
     lfru_resize(lfru, capacity);
+    weigh_estimators(lfru);
     *ret_lfru = lfru;
     return 0;
 }
@@ -333,25 +349,52 @@ void lfru_close(struct lfru *lfru)
     if (lfru) {
         free(lfru->histories);
         free(lfru->ranks);
+        free(lfru->recents);
         free(lfru->layers);
     }
     free(lfru);
 }
 
-void lfru_use(struct lfru *lfru, uint32_t expert, enum lfru_who who)
+/* A layer's turn: those of its last one are recent no more. */
+static void begin_turn(struct lfru *lfru, uint32_t layer)
 {
-    struct history *history = &lfru->histories[expert];
-    uint32_t layer = expert / lfru->per_layer;
-    if (layer < lfru->layer) { /* a step has ended */
+    struct layer *own = &lfru->layers[layer];
+    uint32_t count = own->recent;
+    own->turns++;
+    own->recent = 0;
+    for (uint32_t i = 0; i < count; i++)
+        rank_expert(lfru, lfru->recents[layer * lfru->per_layer + i]);
+    if (layer <= lfru->layer) { /* a step has ended */
         lfru->ticks_a_step += ((double)lfru->step_ticks - lfru->ticks_a_step) / 64;
         lfru->step_ticks = 0;
     }
-    if (layer != lfru->layer)
-        lfru->prompt_uses = 0;
     lfru->layer = layer;
+    lfru->prompt_uses = 0;
+}
+
+static void note_turn(struct lfru *lfru, uint32_t expert)
+{
+    struct history *history = &lfru->histories[expert];
+    uint32_t layer = expert / lfru->per_layer;
+    struct layer *own = &lfru->layers[layer];
+    if (layer != lfru->layer || expert <= lfru->expert)
+        begin_turn(lfru, layer);
+    lfru->expert = expert;
+    if (history->turn == own->turns)
+        return;
+    history->turn = own->turns;
+    lfru->recents[layer * lfru->per_layer + own->recent++] = expert;
+}
+
+void lfru_use(struct lfru *lfru, uint32_t expert, enum lfru_who who)
+{
+    struct history *history = &lfru->histories[expert];
+    note_turn(lfru, expert);
     lfru->prompt_uses += who == LFRU_PREFILL;
     tick(lfru, TICKS_USE);
-    double missed = lfru->estimators[lfru->chosen].missed;
+    double missed = lfru->estimators[0].missed;
+    for (uint32_t k = 1; k < ESTIMATORS; k++)
+        missed = fmin(missed, lfru->estimators[k].missed);
     double share = (missed < 1 / LEAST_MISSES ? 1 / LEAST_MISSES : missed) / (WINDOW * lfru->experts);
     for (uint32_t k = 0; k < ESTIMATORS; k++) {
         struct estimator *estimator = &lfru->estimators[k];
@@ -376,7 +419,7 @@ void lfru_admit(struct lfru *lfru, uint32_t expert, enum lfru_who who)
     rank_expert(lfru, expert);
 }
 
-/* What makes a wait of cold_of, in steps. A constant rate of r uses a tick has the heat r * half_life / ln 2. */
+/* What makes a wait of cold_of, in steps. */
 struct scale {
     float cold;      /* steps, of a layer whose turn has been */
     float cold_next; /* of one that comes in this step */
@@ -385,8 +428,7 @@ struct scale {
 
 static struct scale scale_now(const struct lfru *lfru)
 {
-    double uses = exp2((double)(lfru->reference - ranks_now(lfru)) / (double)OCTAVE) * M_LN2 /
-                  lfru->estimators[lfru->chosen].half_life * lfru->ticks_a_step;
+    double uses = exp2((double)(lfru->reference - ranks_now(lfru)) / (double)OCTAVE) * lfru->rate * lfru->ticks_a_step;
     float cold = (float)(1 / uses), prompt = (float)lfru->prompt_uses / (float)(lfru->per_layer + 1);
     return (struct scale){
         .cold = cold, .cold_next = cold * (1 - prompt), .turn = TURN_WEIGHT / (float)lfru->layer_count};
@@ -448,7 +490,7 @@ void lfru_evict(struct lfru *lfru, uint32_t expert)
     if (lfru->stays > 0)
         lfru->stays--;
     else
-        choose_estimator(lfru);
+        weigh_estimators(lfru);
 }
 
 void lfru_hold(struct lfru *lfru, uint32_t expert, bool held)
@@ -461,6 +503,7 @@ void lfru_hold(struct lfru *lfru, uint32_t expert, bool held)
 void lfru_resize(struct lfru *lfru, uint32_t capacity)
 {
     lfru->capacity = capacity > 0 ? capacity : 1;
+    lfru->stays = lfru->stays < lfru->capacity ? lfru->stays : lfru->capacity;
     for (uint32_t k = 0; k < ESTIMATORS; k++)
         settle_mark(&lfru->estimators[k], lfru->capacity);
 }

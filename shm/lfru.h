@@ -16,7 +16,7 @@ struct lfru;
 /* Who used an expert, or for whom it comes into the pool. */
 enum lfru_who {
     LFRU_DECODE,  /* a running answer */
-    LFRU_PREFILL, /* a prompt: may count low, so that a long one does not flush the working set of the answers */
+    LFRU_PREFILL, /* a prompt: may count less, so that a long one does not flush the working set of the answers */
     LFRU_GUESS,   /* a lookahead or a warm-up (admission only): worth a quarter of its heat, until used */
 };
 
@@ -24,8 +24,8 @@ enum lfru_who {
 int lfru_open(uint32_t experts, uint32_t per_layer, uint32_t capacity, struct lfru **ret_lfru, struct error *ret_error);
 void lfru_close(struct lfru *lfru);
 
-/* One use of an expert by one layer of one step, however many rows; resident or not. Constant time. The uses of a layer come before
- * its misses are admitted. */
+/* One use of an expert by one layer of one step, however many rows; resident or not. Constant time. The uses of a layer come in
+ * ascending order (one that does not ascend begins the next step), and before its misses are admitted. */
 void lfru_use(struct lfru *lfru, uint32_t expert, enum lfru_who who);
 
 /* The expert is resident from now on (nothing, if it was). Constant time. */

@@ -107,11 +107,11 @@ static uint32_t replay_layer(const struct workload *workload, enum replay_policy
         heap_take(share, residents, experts[i]);
     for (uint32_t i = 0; i < count; i++)
         set_key(&residents[uses[i].expert], policy, layer, uses[i].next);
-    for (uint32_t i = 0; i < hits; i++)
-        heap_add(share, residents, experts[i]);
-    uint32_t loading = hits; /* experts[loading .. i - 1] */
+    uint32_t held = 0, loading = hits; /* experts[held .. hits - 1] and [loading .. i - 1] cannot go */
     for (uint32_t i = hits; i < count; i++) {
         if (share->filled == share->slots) {
+            for (; held < hits && (i - hits >= in_flight || share->count == 0); held++)
+                heap_add(share, residents, experts[held]);
             for (; loading < i && (i - loading >= in_flight || share->count == 0); loading++)
                 heap_add(share, residents, experts[loading]);
             uint32_t victim = share->heap[0];
@@ -122,6 +122,8 @@ static uint32_t replay_layer(const struct workload *workload, enum replay_policy
         residents[experts[i]].resident = true;
         share->filled++;
     }
+    for (; held < hits; held++)
+        heap_add(share, residents, experts[held]);
     for (; loading < count; loading++)
         heap_add(share, residents, experts[loading]);
     return hits;
@@ -168,13 +170,16 @@ struct lfru_replay {
     uint32_t slots, filled, in_flight;
     uint64_t admitted;          /* how many */
     uint64_t used;              /* how many of these have been used */
-    struct resident *residents; /* key: the number of its admission */
+    uint32_t layer;             /* of the workload */
+    bool holds;                 /* what the layer found is still used */
+    struct resident *residents; /* key: the number of its admission; tie: the layer that used it last */
 };
 
 static bool may_go(void *context, uint32_t expert)
 {
     const struct lfru_replay *replay = context;
-    return replay->residents[expert].key < replay->used;
+    const struct resident *resident = &replay->residents[expert];
+    return resident->key < replay->used && !(replay->holds && resident->tie == replay->layer);
 }
 
 static enum lfru_who who_used(const struct workload_use *use)
@@ -182,15 +187,19 @@ static enum lfru_who who_used(const struct workload_use *use)
     return use->prefill ? LFRU_PREFILL : LFRU_DECODE;
 }
 
-static void admit(struct lfru_replay *replay, const struct workload_use *use)
+/* `missed` before it in its layer. */
+static void admit(struct lfru_replay *replay, const struct workload_use *use, uint32_t missed)
 {
     struct resident *resident = &replay->residents[use->expert];
     if (replay->filled == replay->slots) {
         uint32_t victim;
         if (replay->admitted - replay->used >= replay->in_flight)
             replay->used = replay->admitted - replay->in_flight + 1;
-        while ((victim = lfru_victim(replay->lfru, may_go, replay)) == LFRU_NONE)
-            replay->used++;
+        replay->holds = replay->holds && missed < replay->in_flight;
+        while ((victim = lfru_victim(replay->lfru, may_go, replay)) == LFRU_NONE) {
+            replay->used += !replay->holds;
+            replay->holds = false;
+        }
         lfru_evict(replay->lfru, victim);
         replay->residents[victim].resident = false;
         replay->filled--;
@@ -208,12 +217,15 @@ static uint32_t replay_lfru_layer(struct lfru_replay *replay, uint32_t layer, co
     uint32_t count = replay->workload->layers[layer].count, misses = 0;
     for (uint32_t i = 0; i < count; i++) {
         lfru_use(replay->lfru, uses[i].expert, who_used(&uses[i]));
+        replay->residents[uses[i].expert].tie = layer;
         if (!replay->residents[uses[i].expert].resident)
             missed[misses++] = &uses[i];
     }
     replay->used = replay->admitted;
+    replay->layer = layer;
+    replay->holds = true;
     for (uint32_t i = 0; i < misses; i++)
-        admit(replay, missed[i]);
+        admit(replay, missed[i], i);
     return count - misses;
 }
 

@@ -1,8 +1,10 @@
 /* What a pool of some size would have had of a workload, by policy.
  *
- * In the order of the I/O daemon: the policy hears of all uses of a layer; the experts that are there are used; each
- * miss then takes an empty slot or that of a victim, and is used when it has been read. Until then it is no victim; so
- * that misses of a layer may give way to later ones of the same layer, as where a layer uses more than the pool holds.
+ * In the order of the I/O daemon: the policy hears of all uses of a layer; each miss then takes an empty slot or that of a
+ * victim when its read begins, `in_flight` of them at once and another whenever one has been read and used. What the layer
+ * found is in use until the first read is through, so it is no victim of those that begin at once; what is being read is
+ * none until it has been used. Where only such experts are left, reading waits for the first use to end: so a layer may
+ * use more than the pool holds, and its misses give way to later ones of its own.
  * A use is a hit if its expert was resident when the layer began. The pool begins empty. */
 #pragma once
 

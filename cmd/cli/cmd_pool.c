@@ -13,7 +13,7 @@ enum { FLAG_NAME, FLAG_SIZE, FLAG_HOLD, FLAG_RELEASE, FLAG_JSON };
 static const struct flag flags[] = {
     [FLAG_NAME] = {"--name", "-n", "NAME", "the instance's name (default: default)"},
     [FLAG_SIZE] = {"--size", NULL, "SIZE|PCT|auto",
-                   "make the pool so large: a size (64G), a share of the free memory (80%), or auto"},
+                   "make the pool so large: bytes (64G), a share of the memory that is available (80%), or auto"},
     [FLAG_HOLD] = {"--hold", NULL, "LAYER:EXPERT", "keep this expert in the pool once it is there (repeatable)"},
     [FLAG_RELEASE] = {"--release", NULL, "LAYER:EXPERT|all", "hold it no longer (repeatable)"},
     [FLAG_JSON] = {"--json", NULL, NULL, "print everything as JSON"},

@@ -341,6 +341,10 @@ int cmd_run(int argc, char **argv)
         code = make_request(&run, &request);
     if (code)
         return code;
+    if (!run.arguments.values[FLAG_TOKENS] && target_check_text(run.model, &error)) {
+        json_decref(request);
+        return usage_failed("run", "%s", error.text);
+    }
     _cleanup_close_ int interrupt_fd = interrupt_open();
     run.interrupt_fd = interrupt_fd;
     int status = target_open(run.model, run.arguments.values[FLAG_NAME], &run.arguments.settings, interrupt_fd,

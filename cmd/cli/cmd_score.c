@@ -105,7 +105,9 @@ int cmd_score(int argc, char **argv)
         return usage_error("score", "exactly one of --text FILE and --tokens FILE is needed");
     if (arguments.operand_count && arguments.values[FLAG_NAME])
         return usage_error("score", "unexpected argument \"%s\": give MODEL or -n, not both", arguments.operands[0]);
-    if (make_request(&arguments, &request, &error))
+    if ((arguments.values[FLAG_TEXT] &&
+         target_check_text(arguments.operand_count ? arguments.operands[0] : NULL, &error)) ||
+        make_request(&arguments, &request, &error))
         return usage_failed("score", "%s", error.text);
     _cleanup_close_ int interrupt_fd = interrupt_open();
     int status = target_open(arguments.operand_count ? arguments.operands[0] : NULL, arguments.values[FLAG_NAME],

@@ -230,9 +230,10 @@ int cmd_trace(int argc, char **argv)
         return usage_error("trace", "%s", error.text);
     if (trace(&instance, path, seconds, &tracer, &error) < 0)
         return usage_failed("trace", "%s", error.text);
-    printf("%s: %" PRIu64 " layers, %" PRIu64 " uses of %" PRIu64 " experts (hits %" PRIu64 ", misses %" PRIu64
-           "), uses lost %" PRIu64 "\n",
-           path, tracer.written_layers, tracer.uses, tracer.hits + tracer.misses, tracer.hits, tracer.misses,
-           tracer.all_lost);
+    uint64_t experts = tracer.hits + tracer.misses; /* each counts once a layer of a step */
+    printf("%s: %" PRIu64 " layer%s of steps, %" PRIu64 " expert%s wanted (hits %" PRIu64 ", misses %" PRIu64
+           "), %" PRIu64 " use%s by their rows, uses lost %" PRIu64 "\n",
+           path, tracer.written_layers, plural(tracer.written_layers), experts, plural(experts), tracer.hits,
+           tracer.misses, tracer.uses, plural(tracer.uses), tracer.all_lost);
     return EXIT_DONE;
 }

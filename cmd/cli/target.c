@@ -93,6 +93,22 @@ int target_open(const char *model, const char *name, const struct settings *sett
     return start_private(path, settings, interrupt_fd, ret_target, ret_error);
 }
 
+static bool has_file(const char *folder, const char *name)
+{
+    char path[PATH_MAX];
+    int length = snprintf(path, sizeof path, "%s/%s", folder, name);
+    return length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0;
+}
+
+int target_check_text(const char *model, struct error *ret_error)
+{
+    if (!model || !has_file(model, CONTAINER_MANIFEST) || has_file(model, "tokenizer.json"))
+        return 0;
+    return error_set(ret_error, ENOTSUP,
+                     "%s: the model has no tokenizer: give token ids (--tokens FILE), or measure with `calypte bench`",
+                     model);
+}
+
 void target_close(struct target *target)
 {
     if (target->private_pid > 0)

@@ -18,5 +18,9 @@ struct target {
 int target_open(const char *model, const char *name, const struct settings *settings, int interrupt_fd,
                 struct target *ret_target, struct error *ret_error);
 
+/* An error where the container `model` (NULL: none is named) has no tokenizer, so that a request with text would be in
+ * vain. */
+int target_check_text(const char *model, struct error *ret_error);
+
 /* Stops a private instance; nothing of it is left then. Repeatable. */
 void target_close(struct target *target);

@@ -60,3 +60,9 @@ int arguments_parse(const struct command_line *line, int argc, char **argv, stru
 int arguments_integer(const struct arguments *arguments, size_t flag, uint64_t least, uint64_t most,
                       uint64_t *ret_number);
 int arguments_real(const struct arguments *arguments, size_t flag, double least, double most, double *ret_number);
+
+/* "" for one, "s" for any other number: the end of what is counted. */
+static inline const char *plural(uint64_t count)
+{
+    return count == 1 ? "" : "s";
+}

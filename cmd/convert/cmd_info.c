@@ -2,6 +2,7 @@
 #include "cmd/cli/commands.h"
 #include "cmd/cli/usage.h"
 #include "cmd/convert/report.h"
+#include "cmd/convert/synth.h"
 #include "proto/cleanup.h"
 #include "proto/container.h"
 
@@ -55,7 +56,62 @@ static uint64_t fitting_experts(const struct model_facts *facts, const struct ma
     return room > facts->dense_bytes ? least((room - facts->dense_bytes) / blob, all) : 0;
 }
 
-static void print_json(const char *kind, const char *path, const struct model_facts *facts)
+/* What only a container has. */
+struct origin {
+    json_t *stripes; /* of more than one: their folders */
+    json_t *source;  /* what it was made of */
+};
+
+static void free_origin(struct origin *origin)
+{
+    json_decref(origin->stripes);
+    json_decref(origin->source);
+}
+
+static int read_origin(const struct container *container, struct origin *ret_origin, struct error *ret_error)
+{
+    _cleanup_free_ char *path = NULL;
+    json_t *manifest;
+    if (asprintf(&path, "%s/" CONTAINER_MANIFEST, container->path) < 0) {
+        path = NULL;
+        return error_set(ret_error, ENOMEM, "%s: no memory", container->path);
+    }
+    int status = container_read_json(path, CONTAINER_MANIFEST_MAX, &manifest, ret_error);
+    if (status < 0)
+        return status;
+    ret_origin->source = json_incref(json_object_get(manifest, "source"));
+    json_decref(manifest);
+    ret_origin->stripes = json_array();
+    for (uint32_t s = 0; container->expert_count && s < container->stripes; s++) {
+        _cleanup_free_ char *file = realpath(container->experts[0].stripes[s].header.path, NULL);
+        char *slash = file ? strrchr(file, '/') : NULL;
+        if (slash)
+            *slash = 0;
+        json_array_append_new(ret_origin->stripes, json_string(file ? file : "?"));
+    }
+    return 0;
+}
+
+static bool is_synthetic(const struct origin *origin)
+{
+    const char *source = json_string_value(origin->source);
+    return source && !strncmp(source, SYNTH_SOURCE, strlen(SYNTH_SOURCE));
+}
+
+static void print_origin(const struct origin *origin)
+{
+    const char *source = json_string_value(origin->source);
+    size_t s, count = json_array_size(origin->stripes);
+    json_t *folder;
+    if (source)
+        printf("made of         %s%s\n", source, is_synthetic(origin) ? ": synthetic, its answers are noise" : "");
+    json_array_foreach (origin->stripes, s, folder) {
+        if (count > 1)
+            printf("stripe %zu of %zu   %s\n", s + 1, count, json_string_value(folder));
+    }
+}
+
+static void print_json(const char *kind, const char *path, const struct model_facts *facts, const struct origin *origin)
 {
     struct machine machine = look_at_machine();
     json_auto_t *object = report_facts(facts);
@@ -65,17 +121,24 @@ static void print_json(const char *kind, const char *path, const struct model_fa
                         json_pack("{s:I, s:I, s:I}", "available_bytes", (json_int_t)machine.available,
                                   "shared_memory_bytes", (json_int_t)machine.shared_memory, "experts_that_fit",
                                   (json_int_t)fitting_experts(facts, &machine)));
+    if (origin->stripes) {
+        json_object_set(object, "stripes", origin->stripes);
+        json_object_set_new(object, "synthetic", json_boolean(is_synthetic(origin)));
+    }
+    if (origin->source)
+        json_object_set(object, "source", origin->source);
     json_dumpf(object, stdout, JSON_INDENT(1));
     putchar('\n');
 }
 
-static void print_lines(const char *kind, const struct model_facts *facts)
+static void print_lines(const char *kind, const struct model_facts *facts, const struct origin *origin)
 {
     struct machine machine = look_at_machine();
     char memory[REPORT_BYTES_SIZE], shared[REPORT_BYTES_SIZE];
     report_bytes(machine.available, memory);
     report_bytes(machine.shared_memory, shared);
     printf("%s\n", kind);
+    print_origin(origin);
     report_print(facts, stdout);
     uint64_t fit = fitting_experts(facts, &machine),
              all = (uint64_t)model_moe_layers(facts->config) * facts->config->experts;
@@ -88,14 +151,15 @@ static void print_lines(const char *kind, const struct model_facts *facts)
         printf("the dense weights and %.1f %% of the experts fit\n", 100.0 * (double)fit / (double)all);
 }
 
-static void print_facts(const char *kind, const char *path, const struct model_facts *facts, bool json)
+static void print_facts(const char *kind, const char *path, const struct model_facts *facts,
+                        const struct origin *origin, bool json)
 {
     if (json)
-        print_json(kind, path, facts);
+        print_json(kind, path, facts, origin);
     else
         print_lines(!strcmp(kind, "container") ? "Calypte container"
                                                : "Hugging Face checkpoint; `calypte convert` would make of it:",
-                    facts);
+                    facts, origin);
 }
 
 static int info_container(const char *path, bool json, struct error *ret_error)
@@ -118,9 +182,12 @@ static int info_container(const char *path, bool json, struct error *ret_error)
     for (size_t f = 0; f < container->expert_count; f++)
         for (uint32_t s = 0; s < container->stripes; s++)
             facts.expert_bytes += container->experts[f].stripes[s].header.file_bytes;
-    print_facts("container", path, &facts, json);
+    _cleanup_(free_origin) struct origin origin = {NULL, NULL};
+    status = read_origin(container, &origin, ret_error);
+    if (status == 0)
+        print_facts("container", path, &facts, &origin, json);
     container_close(container);
-    return 0;
+    return status;
 }
 
 static int info_checkpoint(const char *path, bool json, struct error *ret_error)
@@ -134,7 +201,7 @@ static int info_checkpoint(const char *path, bool json, struct error *ret_error)
     if (status < 0)
         return status;
     struct model_facts facts = report_plan_facts(&plan);
-    print_facts("checkpoint", path, &facts, json);
+    print_facts("checkpoint", path, &facts, &(struct origin){NULL, NULL}, json);
     return 0;
 }
 

@@ -319,7 +319,7 @@ static int make(const struct synth_options *options, struct checkpoint *checkpoi
 int synth_checkpoint(const struct synth_options *options, struct checkpoint *ret_checkpoint, struct error *ret_error)
 {
     struct checkpoint checkpoint = {.synthetic = true, .seed = options->seed};
-    if (asprintf(&checkpoint.path, "random weights like %s", options->like) < 0) {
+    if (asprintf(&checkpoint.path, SYNTH_SOURCE "%s", options->like) < 0) {
         checkpoint.path = NULL;
         return error_set(ret_error, ENOMEM, "%s: no memory", options->like);
     }

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 
 #define SYNTH_UNCHANGED UINT32_MAX
+#define SYNTH_SOURCE "random weights like " /* begins the `source` in calypte.json of a container that synth made */
 
 struct synth_options {
     const char *like; /* name of a built-in model (synth_models.c), or path of a config.json */

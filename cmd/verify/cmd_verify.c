@@ -14,6 +14,8 @@
 #define JOBS_MOST 64u
 #define JOBS_DEFAULT 4u /* one hashes some 20 GB a second, where memory gives them */
 
+#define RATE_LEAST (1u << 20) /* bytes a second: a number without its suffix is far below */
+
 enum { FLAG_JOBS, FLAG_RATE, FLAG_RESTART, FLAG_JSON };
 
 static const struct flag flags[] = {
@@ -122,16 +124,18 @@ static int not_good(const struct verify_command *command, const struct verify_re
     const char *path = command->container->path;
     uint32_t changed = command->changed_files;
     if (!changed)
-        return usage_failed("verify",
-                            "%s: %u experts and %u dense tensors are damaged: fetch their files again or convert again",
-                            path, command->damaged_experts, command->damaged_tensors);
+        return usage_failed(
+            "verify", "%s: %u expert%s and %u dense tensor%s are damaged: fetch their files again or convert again",
+            path, command->damaged_experts, plural(command->damaged_experts), command->damaged_tensors,
+            plural(command->damaged_tensors));
     if (!result->damaged_parts)
-        return usage_failed("verify", "%s: %u files changed during the run: run it again when nothing writes to them",
-                            path, changed);
+        return usage_failed("verify", "%s: %u file%s changed during the run: run it again when nothing writes there",
+                            path, changed, plural(changed));
     return usage_failed("verify",
-                        "%s: %u experts and %u dense tensors are damaged, and %u files changed during the run: run it "
-                        "again when nothing writes to them",
-                        path, command->damaged_experts, command->damaged_tensors, changed);
+                        "%s: %u expert%s and %u dense tensor%s are damaged, and %u file%s changed during the run: run "
+                        "it again when nothing writes there",
+                        path, command->damaged_experts, plural(command->damaged_experts), command->damaged_tensors,
+                        plural(command->damaged_tensors), changed, plural(changed));
 }
 
 static void print_json(const struct verify_command *command, const struct verify_result *result, double seconds)
@@ -163,8 +167,9 @@ static int finish(struct verify_command *command, const struct verify_result *re
     if (result->damaged_parts || command->changed_files)
         return not_good(command, result);
     if (!command->json)
-        printf("%s: good: %" PRIu64 " experts and the dense weights, %.2f GB in %.1f s (%.2f GB/s%s)\n",
-               command->container->path, experts, (double)(command->bytes_before + result->bytes) / 1e9, seconds,
+        printf("%s: good: %" PRIu64 " expert%s and the dense weights, %.2f GB in %.1f s (%.2f GB/s%s)\n",
+               command->container->path, experts, plural(experts),
+               (double)(command->bytes_before + result->bytes) / 1e9, seconds,
                seconds > 0 ? (double)result->bytes / seconds / 1e9 : 0,
                command->bytes_before ? ", and an earlier run" : "");
     return EXIT_DONE;
@@ -224,8 +229,8 @@ int cmd_verify(int argc, char **argv)
     if (arguments_integer(arguments, FLAG_JOBS, 1, JOBS_MOST, &command.jobs))
         return EXIT_USAGE;
     const char *rate = arguments->values[FLAG_RATE];
-    if (rate && (parse_size(rate, &command.rate) < 0 || command.rate == 0))
-        return usage_error("verify", "--rate cannot be \"%s\": bytes a second, like 200M", rate);
+    if (rate && (parse_size(rate, &command.rate) < 0 || command.rate < RATE_LEAST))
+        return usage_error("verify", "--rate cannot be \"%s\": bytes a second, like 200M; 1M at least", rate);
     command.interrupt_fd = interrupt_open();
     if (command.interrupt_fd < 0)
         return usage_failed("verify", "signals cannot be watched: %s", strerror(-command.interrupt_fd));

@@ -52,6 +52,9 @@ cp -r "$CALYPTE_MODEL" "$SCRATCH/plain"
 cp -r "$CALYPTE_MODEL" "$OTHER/plain"
 chmod -R u+w "$SCRATCH/plain" "$OTHER"
 
+note "info names the folders of the stripes"
+calypte info "$SCRATCH/striped" | grep -q "^stripe 2 of 2 .*$OTHER/stripe" || fail "info does not name the stripe: $(calypte info "$SCRATCH/striped")"
+
 same "striped over two drives" "$SCRATCH/striped" "$POOL"
 same "mirrored on two drives" "$SCRATCH/plain" --mirror "$OTHER/plain" "$POOL"
 same "mirrored, read with pread" "$SCRATCH/plain" --mirror "$OTHER/plain" --set io=pread "$POOL"

@@ -59,6 +59,13 @@ calypte info "$SCRATCH/olmoe" --json >"$SCRATCH/info.json"
 calypte score "$SCRATCH/olmoe" --tokens "$SCRATCH/tokens" --json >"$SCRATCH/score.json"
 awk -v nll="$(json "$SCRATCH/score.json" .nll)" 'BEGIN { exit !(nll > 10 && nll < 12.5) }' || fail "nll $(json "$SCRATCH/score.json" .nll)" # ln 50304 = 10.8
 
+note "it says what it is, and that it has no tokenizer, before anything is started"
+calypte info "$SCRATCH/olmoe" | grep -q '^made of  *random weights like olmoe: synthetic' || fail "info does not say that it is synthetic"
+[ "$(json "$SCRATCH/info.json" '"\(.synthetic) \(.stripes | length)"')" = "true 1" ] || fail "not synthetic: $(cat "$SCRATCH/info.json")"
+echo text >"$SCRATCH/text"
+expect_line 1 'olmoe: the model has no tokenizer: .*--tokens' calypte run "$SCRATCH/olmoe" "What is a river?"
+expect_line 1 'olmoe: the model has no tokenizer: .*--tokens' calypte score "$SCRATCH/olmoe" --text "$SCRATCH/text"
+
 note "nonsense is refused, and nothing is left of it"
 expect_line 2 '--like.*glm-9.*glm-5.2.*config.json' calypte synth "$SCRATCH/none" --like glm-9
 expect_line 1 'num_experts_per_tok is 8 of 4' calypte synth "$SCRATCH/none" --like glm-5.2 --experts 4

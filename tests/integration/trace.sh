@@ -51,7 +51,7 @@ grep -q "^A bird is warm-blooded" "$SCRATCH/answer" || fail "answered: $(cat "$S
 note "until the time is over, or a signal comes; a trace of nothing is one"
 calypte up "$CALYPTE_MODEL" -n "$NAME" --set prefetch=off >/dev/null
 calypte trace -n "$NAME" -o "$SCRATCH/short" --seconds 0.1 >"$SCRATCH/said"
-grep -q "^$SCRATCH/short: 0 layers, 0 uses of 0 experts (hits 0, misses 0), uses lost 0$" "$SCRATCH/said" || fail "$(cat "$SCRATCH/said")"
+grep -q "^$SCRATCH/short: 0 layers of steps, 0 experts wanted (hits 0, misses 0), 0 uses by their rows, uses lost 0$" "$SCRATCH/said" || fail "$(cat "$SCRATCH/said")"
 [ "$(jq -r '"\(.layers) \(.experts)"' "$SCRATCH/short")" = "5 32" ] || fail "$(cat "$SCRATCH/short")"
 calypte trace -n "$NAME" -o "$SCRATCH/cut" >"$SCRATCH/said" &
 tracer=$!

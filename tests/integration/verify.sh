@@ -64,7 +64,7 @@ dense=$(ls "$SCRATCH/hurt"/dense-*.safetensors | head -n 1)
 name=model.layers.1.self_attn.o_proj.weight
 flip "$dense" $(($(tensor "$dense" $name) + 1000))
 for jobs in 1 2; do
-    expect_line 1 '2 experts and 1 dense tensors are damaged: fetch' calypte verify "$SCRATCH/hurt" --jobs $jobs
+    expect_line 1 '2 experts and 1 dense tensor are damaged: fetch' calypte verify "$SCRATCH/hurt" --jobs $jobs
     [ "$(wc -l <"$SCRATCH/stdout")" -eq 4 ] || fail "not four lines: $(cat "$SCRATCH/stdout")"
     for words in 'experts-0-00001.safetensors: expert 7 of layer 1, slice 3: its checksum differs.*fetch this file again' \
         'expert 7 of layer 1, slice 7: ' 'expert 31 of layer 1, slice 0: ' "dense-.*: tensor $name: its checksum differs"; do
@@ -110,7 +110,7 @@ for json in "" --json; do
     code=0
     wait $pid || code=$?
     [ $code -eq 1 ] || fail "exit $code: $(cat "$SCRATCH/lines" "$SCRATCH/stderr")"
-    grep -q ': 1 files changed during the run: run it again' "$SCRATCH/stderr" || fail "$(cat "$SCRATCH/stderr")"
+    grep -q ': 1 file changed during the run: run it again' "$SCRATCH/stderr" || fail "$(cat "$SCRATCH/stderr")"
     if [ "$json" ]; then
         [ "$(json "$SCRATCH/lines" '.changed | join(" ")')" = "$dense" ] || fail "$(cat "$SCRATCH/lines")"
     else
@@ -186,6 +186,7 @@ note "nothing was written into the container"
 cmp -s "$SCRATCH/before" "$SCRATCH/after" || fail "$(diff "$SCRATCH/before" "$SCRATCH/after")"
 
 note "wrong usage"
+expect_line 2 'rate cannot be "200": .*200M' calypte verify "$model" --rate 200
 expect_line 2 'rate cannot be "fast"' calypte verify "$model" --rate fast
 expect_line 2 'jobs cannot be "0"' calypte verify "$model" --jobs 0
 expect_line 1 'no/such' calypte verify /no/such

@@ -158,7 +158,7 @@ void check_counters_of_dead(struct simulation *sim)
     check_counters(sim, true);
 }
 
-void check_turn(struct simulation *sim)
+void check_turn(struct simulation *sim, bool may_load)
 {
     for (uint32_t s = 0; s < sim->plan.slots; s++)
         check_seat(sim, s);
@@ -169,6 +169,7 @@ void check_turn(struct simulation *sim)
             violated(sim, "slot %u has no memory, and is in state %u", s,
                      slot_state_of(atomic_load(&sim->pool.slots[s].state)));
     check_counters(sim, false);
+    drives_check_turn(sim, may_load);
     check_event(sim);
 }
 
@@ -184,6 +185,11 @@ void check_end(struct simulation *sim)
         if (state == SLOT_LOADING || state == SLOT_QUARANTINED)
             violated(sim, "at the end slot %u is in state %u", s, state);
     }
+    const struct placement *placement = sim->placement;
+    if (placement->requests->queued[PRIORITY_WARMUP] && !TAILQ_EMPTY(&placement->free) &&
+        placement->guesses + SIM_TOP_K < placement_capacity(placement))
+        violated(sim, "at the end %u experts wait to be warmed up, and slots are free",
+                 placement->requests->queued[PRIORITY_WARMUP]);
     if (ready != target && atomic_load(&sim->control->iod.pool_refused) != target)
         violated(sim, "at the end the pool has %u slots, and %u are wanted", ready, target);
 }

@@ -11,8 +11,7 @@
 #include <unistd.h>
 
 #define LATE_MOST_NS 68000000u
-#define STARVED_RETRY_MS 100 /* io_daemon/loader.c's, and no other of its timers */
-#define READ_MOST_NS 400000u
+#define STARVED_RETRY_MS 100                      /* io_daemon/loader.c's, and no other of its timers */
 #define WORD_INVERSE UINT64_C(0xF1DE83E19937733D) /* of the factor of expert_word() in tests/unit/iod_harness.h */
 
 static int disk_open_ring(const struct io_setup *setup, void **ret_state, struct error *ret_error)
@@ -76,11 +75,11 @@ static bool hurts(struct simulation *sim)
 /* What is wrong with the drive itself. */
 static void hurt_for_good(const struct simulation *sim, struct flying *flying)
 {
-    uint32_t bad = sim->plan.hurt_slice[flying->expert], first = flying->slice;
+    uint32_t bad = sim->plan.hurt_slice[flying->copy][flying->expert], first = flying->slice;
     uint32_t end = first + (uint32_t)(flying->bytes / SIM_SLICE_BYTES);
     if (bad < first || bad >= end)
         return;
-    switch (sim->plan.hurt[flying->expert]) {
+    switch (sim->plan.hurt[flying->copy][flying->expert]) {
     case HURT_CHECKSUM: flying->data[(bad - first) * SIM_SLICE_BYTES + 77] ^= 4; break;
     case HURT_EIO: flying->result = -EIO; break;
     case HURT_CUT: flying->result = (int64_t)(bad - first) * SIM_SLICE_BYTES; break;
@@ -94,7 +93,7 @@ static void flip(struct simulation *sim, struct flying *flying)
 {
     uint32_t slices = (uint32_t)(flying->bytes / SIM_SLICE_BYTES),
              pick = flying->slice + dice(sim, slices ? slices : 1);
-    if (!slices || sim->plan.verify != VERIFY_ALWAYS || sim->plan.hurt[flying->expert] ||
+    if (!slices || sim->plan.verify != VERIFY_ALWAYS || drives_hurt(sim, flying->expert) ||
         sim->flipped[flying->expert] >> pick & 1 || !hurts(sim))
         return;
     sim->flipped[flying->expert] |= (uint8_t)(1u << pick);
@@ -106,12 +105,12 @@ static void flip(struct simulation *sim, struct flying *flying)
 static void hurt_once(struct simulation *sim, struct flying *flying)
 {
     bool *eio = &sim->eio_spent[flying->expert], *stall = &sim->stall_spent[flying->expert];
-    if (flying->result < 0 || sim->plan.hurt[flying->expert] == HURT_CUT || !hurts(sim))
+    if (flying->result < 0 || sim->plan.hurt[flying->copy][flying->expert] == HURT_CUT || !hurts(sim))
         return;
     switch (dice(sim, 4)) {
     case 0: flying->result = dice(sim, 2) ? -EINTR : -EAGAIN; break;
     case 1:
-        if (!*eio && sim->plan.hurt[flying->expert] == HURT_NOT)
+        if (!*eio && sim->plan.hurt[flying->copy][flying->expert] == HURT_NOT)
             flying->result = -EIO;
         *eio = true;
         break;
@@ -127,19 +126,20 @@ static void hurt_once(struct simulation *sim, struct flying *flying)
     }
 }
 
-static void check_submission(const struct simulation *sim, const struct flying *flying)
+static void check_submission(struct simulation *sim, const struct flying *flying)
 {
     const struct piece *piece = (const struct piece *)(void *)flying->read;
     uint64_t bytes = 0, reads = 0, most = piece->background ? sim->plan.in_flight / 2 : sim->plan.in_flight;
     for (uint32_t i = 0; i < SIM_FLYING; i++) {
         if (sim->flying[i].used && sim->flying[i].ring == sim->ring && &sim->flying[i] != flying) {
-            bytes += sim->flying[i].bytes;
+            bytes += sim->flying[i].drive == flying->drive ? sim->flying[i].bytes : 0;
             reads++;
         }
     }
-    if (reads && bytes + flying->bytes > most)
-        violated(sim, "%llu bytes in flight, %llu are the most", (unsigned long long)(bytes + flying->bytes),
-                 (unsigned long long)most);
+    if (bytes && bytes + flying->bytes > most)
+        violated(sim, "%llu bytes of drive %u in flight, %llu are the most",
+                 (unsigned long long)(bytes + flying->bytes), flying->drive, (unsigned long long)most);
+    drives_check_read(sim, flying);
     if (reads >= READER_DEPTH)
         violated(sim, "more than %u reads in flight", READER_DEPTH);
     if (!flying->direct && flying->read->buffer_place > sim->registered_nodes)
@@ -159,9 +159,14 @@ static int disk_submit(void *state, struct io_read *read)
     uint32_t place = 0;
     while (place < SIM_FLYING && sim->flying[place].used)
         place++;
-    if (place == SIM_FLYING || ring->flying >= sim->plan.depth || (ring->flying && !sim->opening && hurts(sim)))
+    if (place == SIM_FLYING || ring->flying >= sim->plan.depth || (ring->flying && !sim->opening && hurts(sim))) {
+        sim->full = true;
         return -EAGAIN;
+    }
     struct flying *flying = &sim->flying[place];
+    const struct sim_file *file = drives_file(sim, read->fd);
+    flying->copy = file->copy;
+    flying->drive = (uint8_t)drive_of(sim, file);
     flying->used = true;
     flying->landed = false;
     flying->ring = ring;
@@ -178,8 +183,10 @@ static int disk_submit(void *state, struct io_read *read)
         violated(sim, "the container cannot be read: %s", strerror(errno));
     flying->half_ns = flying->due_ns = sim->now_ns;
     ring->flying++;
-    if (flying->direct)
+    if (flying->direct) {
+        check_submission(sim, flying);
         return 0;
+    }
     uint64_t word;
     memcpy(&word, flying->data, sizeof(word));
     word *= WORD_INVERSE;
@@ -193,11 +200,12 @@ static int disk_submit(void *state, struct io_read *read)
     size_t good = flying->result > 0 ? (size_t)flying->result : 0;
     if (good < flying->bytes)
         memset(flying->data + good, 0xEE, flying->bytes - good);
-    flying->due_ns += 20000 + dice(sim, READ_MOST_NS);
+    flying->due_ns = drives_due(sim, flying->drive, flying->bytes);
     flying->half_ns += dice(sim, (uint32_t)(flying->due_ns - sim->now_ns));
     flying->half = dice(sim, (uint32_t)flying->bytes);
     check_submission(sim, flying);
-    trace(sim, "iod     read of expert %u, slice %u, %zu bytes", flying->expert, flying->slice, flying->bytes);
+    trace(sim, "iod     read of expert %u, slice %u, %zu bytes, of copy %u, drive %u", flying->expert, flying->slice,
+          flying->bytes, flying->copy, flying->drive);
     return 0;
 }
 
@@ -229,7 +237,9 @@ bool disk_step(struct simulation *sim)
         }
         if (flying->due_ns > sim->now_ns)
             continue;
-        if (flying->direct)
+        if (sim->drive[flying->drive].dead)
+            flying->result = -EIO;
+        else if (flying->direct)
             memcpy(flying->direct, flying->data, flying->bytes);
         else
             write_pool(sim, flying, 0, flying->bytes);
@@ -298,6 +308,7 @@ static struct io_read *collect(struct simulation *sim)
         struct flying *flying = &sim->flying[(first + i) % SIM_FLYING];
         if (!flying->used || !flying->landed || flying->ring != sim->ring || (list && dice(sim, 3) == 0))
             continue;
+        drives_note_result(sim, flying);
         flying->read->result = flying->result;
         flying->read->next = list;
         list = flying->read;
@@ -344,7 +355,7 @@ static int disk_wait(void *state, int timeout_ms, struct io_read **ret_finished,
     uint64_t deadline = timeout_ms < 0 ? SIM_NEVER : sim->now_ns + (uint64_t)timeout_ms * 1000000;
     (void)ret_error;
     if (sim->running && !sim->dead)
-        check_turn(sim);
+        check_turn(sim, timeout_ms < 0 || timeout_ms == STARVED_RETRY_MS);
     while (!sim->dead && sim->now_ns < deadline) {
         if ((sim->opening || dice(sim, 3) == 0) && has_news(sim))
             break;

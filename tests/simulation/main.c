@@ -10,12 +10,13 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/time.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 
 #define SEEDS 10000u
 #define SEED_SECONDS 2 /* of CPU: a seed that takes longer hangs */
+#define FASTER_SHARE 2u
 
 struct simulation *the_simulation;
 
@@ -140,36 +141,79 @@ static uint32_t print_coverage(const struct coverage *c)
                 {"orderly ends", c->troubles[T_STOP]},
                 {"dead workers", c->troubles[T_WORKER]},
                 {"epochs raised", c->troubles[T_EPOCH]},
-                {"heals", c->troubles[T_HEAL]}};
+                {"heals", c->troubles[T_HEAL]},
+                {"drives that die", c->dead_drives},
+                {"reads that fail on one of two copies", c->failing_reads},
+                {"copies that are dropped", c->dropped},
+                {"experts READY that one of two copies has damaged", c->saved},
+                {"reads of the faster copy", c->fast_reads},
+                {"reads of the slower copy", c->slow_reads},
+                {"warm-ups", c->warmups},
+                {"uses remembered", c->remembered}};
     uint32_t missing = 0;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         printf("%10llu %s\n", (unsigned long long)rows[i].count, rows[i].name);
         missing += rows[i].count == 0;
     }
+    if (c->fast_reads < FASTER_SHARE * c->slow_reads) {
+        fprintf(stderr, "the faster copy is not read %u times as often as the slower one\n", FASTER_SHARE);
+        missing++;
+    }
     return missing;
+}
+
+static void note_file(struct simulation *sim, const char *path, uint32_t copy, uint32_t stripe)
+{
+    struct stat found;
+    if (stat(path, &found) < 0 || sim->file_count == SIM_FILES)
+        violated(sim, "%s: cannot be found", path);
+    sim->files[sim->file_count++] =
+        (struct sim_file){.inode = found.st_ino, .copy = (uint8_t)copy, .stripe = (uint8_t)stripe};
+}
+
+/* A container and its mirror, and which file is which. */
+static void make_containers(struct simulation *sim, const char *scratch, uint32_t stripes)
+{
+    const struct geometry geometry = {64, 64, SIM_LAYERS + 1, SIM_EXPERTS, SIM_TOP_K, 4096, stripes};
+    for (uint32_t c = 0; c < MAX_COPIES; c++) {
+        char *path = sim->container[stripes][c];
+        struct container *container;
+        struct error error;
+        snprintf(path, sizeof(sim->container[0][0]), "%s/%u-%u", scratch, stripes, c);
+        harness_make_container(path, &geometry);
+        if (container_open(path, &container, &error) < 0)
+            violated(sim, "%s", error.text);
+        sim->identity[stripes] = container->identity;
+        for (size_t f = 0; f < container->dense_count; f++)
+            note_file(sim, container->dense[f].header.path, c, 0);
+        for (size_t l = 0; l < container->expert_count; l++)
+            for (uint32_t s = 0; s < stripes; s++)
+                note_file(sim, container->experts[l].stripes[s].header.path, c, s);
+        container_close(container);
+    }
 }
 
 static int simulate(struct simulation *sim, struct shared *shared, uint64_t end, bool keep_going)
 {
-    char scratch[] = "/dev/shm/calypte-simulation-XXXXXX", container[64];
-    const struct geometry geometry = {64, 64, SIM_LAYERS + 1, SIM_EXPERTS, SIM_TOP_K, 4096};
+    char scratch[] = "/dev/shm/calypte-simulation-XXXXXX";
     const struct world_options options = {.slots = SIM_SLOTS, .nodes = 4, .workers = 1 + SIM_FOLLOWERS};
     struct world world;
+    char folder[64];
     if (!mkdtemp(scratch))
         return 1;
-    snprintf(container, sizeof(container), "%s/container", scratch);
-    harness_make_container(container, &geometry);
-    world_open(&world, scratch, container, &options);
+    for (uint32_t stripes = 1; stripes <= SIM_STRIPES; stripes++)
+        make_containers(sim, scratch, stripes);
+    setenv("XDG_STATE_HOME", scratch, 1); /* where the usage file stands */
+    snprintf(folder, sizeof(folder), "%s/calypte", scratch);
+    if (mkdir(folder, 0700) < 0)
+        return 1;
+    world_open(&world, scratch, sim->container[1][0], &options);
     sim->instance = world.instance;
     sim->rundir = world.rundir;
     sim->control = world.control;
     sim->doorbell_fd = world.doorbell;
     uint64_t count = end - shared->seed;
     sim->coverage = &shared->coverage;
-    bool tracing = sim->tracing;
-    sim->tracing = false;
-    load_dense_weights(sim);
-    sim->tracing = tracing;
     uint32_t failed = run_all(sim, shared, end, keep_going),
              missing = sim->tracing ? 0 : print_coverage(&shared->coverage);
     world_close(&world);

@@ -4,6 +4,8 @@
  *   pthread_create, _join    the thread that sizes the pool is a job of the schedule
  *   verifier_*               the verify thread likewise
  *   futex_wake_all           whom a wake reaches
+ *   fstat64, copies_*, loads_open   drives.c
+ *   learning_*, requests_warm       learning.c
  *   slot_change, ring_pop    where the daemon touches what others see: they may act before it, or it may die
  *   placement_*, lfru_evict, pool_grow, pool_punch   watched, and memory that runs out */
 #include "tests/simulation/simulation.h"
@@ -38,11 +40,18 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_time)
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*work)(void *), void *argument);
 int __wrap_pthread_join(pthread_t thread, void **ret_value);
 
-/* Only the daemon's loop starts a thread of its own; those that populate memory find none, and it is done in place. */
+/* Only the daemon's loop and its learning start a thread of their own; those that populate memory find none, and it is
+ * done in place. */
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*work)(void *), void *argument)
 {
     struct simulation *sim = the_simulation;
     (void)attributes;
+    if (sim->in_learning) {
+        *thread = pthread_self();
+        sim->writer = work;
+        sim->writer_argument = argument;
+        return 0;
+    }
     if (!sim->running || sim->busy)
         return EAGAIN;
     *thread = pthread_self();
@@ -68,7 +77,12 @@ int __wrap_pthread_join(pthread_t thread, void **ret_value)
     bool busy = sim->busy;
     (void)thread;
     (void)ret_value;
-    if (sim->dead) /* it died with its process */
+    if (sim->in_learning) {
+        if (!sim->dead) /* else it died with its process */
+            sim->writer(sim->writer_argument);
+        return 0;
+    }
+    if (sim->dead)
         sim->job = NULL;
     sim->busy = true;
     job_step(sim);
@@ -135,7 +149,10 @@ int __wrap_verifier_open(int doorbell_fd, _Atomic uint64_t *counter, struct veri
         return error_set(ret_error, ENOMEM, "simulated verify thread: out of memory");
     verifier->doorbell_fd = doorbell_fd;
     verifier->counter = counter;
-    *ret_verifier = the_simulation->verifier = verifier;
+    uint32_t place = 0;
+    while (the_simulation->verifiers[place])
+        place++;
+    *ret_verifier = the_simulation->verifiers[place] = verifier;
     return 0;
 }
 
@@ -152,19 +169,28 @@ void __wrap_verifier_add(struct verifier *verifier, struct verify_job *job)
     verifier->last = job;
 }
 
+/* The verify thread that is due first. */
+static struct verifier *next_verifier(const struct simulation *sim)
+{
+    struct verifier *next = NULL;
+    for (uint32_t d = 0; d < READER_DRIVES && sim->verifiers[d]; d++)
+        if (sim->verifiers[d]->first && (!next || sim->verifiers[d]->due_ns < next->due_ns))
+            next = sim->verifiers[d];
+    return next;
+}
+
 bool verify_due(const struct simulation *sim, uint64_t *ret_ns)
 {
-    if (!sim->verifier || !sim->verifier->first)
-        return false;
-    *ret_ns = sim->verifier->due_ns;
-    return true;
+    const struct verifier *next = next_verifier(sim);
+    if (next)
+        *ret_ns = next->due_ns;
+    return next;
 }
 
 bool verify_step(struct simulation *sim)
 {
-    uint64_t due_ns;
-    struct verifier *verifier = sim->verifier;
-    if (!verify_due(sim, &due_ns) || due_ns > sim->now_ns)
+    struct verifier *verifier = next_verifier(sim);
+    if (!verifier || verifier->due_ns > sim->now_ns)
         return false;
     struct verify_job *job = verifier->first;
     verifier->first = job->next;
@@ -191,7 +217,9 @@ void __wrap_verifier_close(struct verifier *verifier)
 {
     if (!verifier)
         return;
-    the_simulation->verifier = NULL;
+    for (uint32_t d = 0; d < READER_DRIVES; d++)
+        if (the_simulation->verifiers[d] == verifier)
+            the_simulation->verifiers[d] = NULL;
     free(verifier);
 }
 
@@ -231,6 +259,8 @@ static void note_change(struct simulation *sim, struct slot *slot, uint32_t inde
     static const char *const names[] = {"EMPTY", "LOADING", "READY", "FAILED", "QUARANTINED"};
     if (to != SLOT_LOADING)
         trace(sim, "iod     slot %u (expert %u): %s to %s", index, atomic_load(&slot->expert), names[from], names[to]);
+    uint32_t expert = atomic_load(&slot->expert);
+    sim->coverage->saved += to == SLOT_READY && sim->copies->live == 3 && drives_hurt(sim, expert);
     sim->tally.loads += to == SLOT_READY;
     sim->tally.failures += to == SLOT_FAILED && atomic_load(&slot->error) != ECANCELED;
     sim->tally.evictions += from == SLOT_READY && !sim->in_placement_open;
@@ -282,9 +312,11 @@ int __wrap_placement_take(struct placement *placement, uint32_t expert, enum pri
 {
     static const char *const names[] = {"demanded", "looked ahead", "warmed up"};
     struct simulation *sim = the_simulation;
+    uint64_t evictions = sim->tally.evictions;
     int status = __real_placement_take(placement, expert, priority, ret_ref);
     if (status < 0 || sim->dead)
         return status;
+    drives_begin_load(sim, expert);
     sim->eio_spent[expert] = sim->stall_spent[expert] = false;
     sim->flipped[expert] = 0;
     trace(sim, "iod     gives slot %u to expert %u, %s", ret_ref->index, expert, names[priority]);
@@ -292,6 +324,9 @@ int __wrap_placement_take(struct placement *placement, uint32_t expert, enum pri
         violated(sim, "a demand for expert %u got its slot only when a timer ran out", expert);
     if (priority == PRIORITY_DEMAND)
         return status;
+    sim->coverage->warmups += priority == PRIORITY_WARMUP;
+    if (priority == PRIORITY_WARMUP && sim->tally.evictions != evictions)
+        violated(sim, "expert %u is warmed up in the place of another", expert);
     if (placement->requests->queued[PRIORITY_DEMAND])
         violated(sim, "a guess begins, and %u demands wait", placement->requests->queued[PRIORITY_DEMAND]);
     if (placement->guesses + SIM_TOP_K > placement_capacity(placement))

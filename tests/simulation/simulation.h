@@ -2,6 +2,7 @@
  * supervisor that makes trouble. All that is random comes from the seed: see README.md. */
 #pragma once
 
+#include "io_daemon/copies.h"
 #include "io_daemon/loader.h"
 #include "io_daemon/placement.h"
 #include "io_daemon/verify.h"
@@ -18,10 +19,21 @@
 #define SIM_SLICE_BYTES 4096u
 #define SIM_BLOB_BYTES (SIM_SLICE_BYTES * EXPERT_SLICES)
 #define SIM_FLYING 128u /* reads under way, of living and dead daemons */
+#define SIM_STRIPES 3u  /* of the container, at most */
+#define SIM_DRIVES (SIM_STRIPES * MAX_COPIES)
+#define SIM_LANES 8u                              /* reads that a drive works on at once, at most */
+#define SIM_RESTS (2 * SIM_SLOTS * EXPERT_SLICES) /* pieces of all loads */
+#define SIM_FILES 64u
+#define SIM_FDS 256u
 #define SIM_NEVER UINT64_MAX
 #define SAVED_TABLE_BYTES 65536u
 
 enum hurt { HURT_NOT, HURT_CHECKSUM, HURT_EIO, HURT_CUT };
+
+/* A read takes this long in its lane: the first part, luck up to that much, a part for each slice. */
+struct sim_speed {
+    uint32_t first_ns, luck_ns, slice_ns, lanes;
+};
 
 /* What a seed has decided before the run. The schedule has dice of its own, so a changed program keeps its work. */
 struct sim_plan {
@@ -31,8 +43,26 @@ struct sim_plan {
     uint32_t guess_share;                   /* of 8: how much of the next layer is guessed */
     uint32_t faults;                        /* one read in so many is hurt; 0: none */
     uint32_t trouble;                       /* events between two troubles, about; 0: none */
-    enum hurt hurt[SIM_ALL];                /* of an expert's bytes on the disk, until healed */
-    uint32_t hurt_slice[SIM_ALL];
+    uint32_t stripes;
+    bool mirrored;
+    uint32_t used_copies;                /* bit c: copy c opens */
+    enum hurt hurt[MAX_COPIES][SIM_ALL]; /* of an expert's bytes in a copy, until healed */
+    uint32_t hurt_slice[MAX_COPIES][SIM_ALL];
+    uint8_t drive_of[MAX_COPIES][SIM_STRIPES];
+    struct sim_speed drive[SIM_DRIVES];
+    uint32_t learning; /* enum learning_choice */
+};
+
+/* A file of one of the containers. */
+struct sim_file {
+    ino_t inode;
+    uint8_t copy, stripe; /* dense files stand beside the first stripe */
+};
+
+struct sim_drive {
+    bool dead;
+    uint64_t free_ns[SIM_LANES]; /* when each lane has worked off what it was given */
+    uint64_t bytes, reads;       /* that the daemon at hand was told of */
 };
 
 /* A descriptor of the daemon's lock file that the kernel keeps while reads of one ring are under way. */
@@ -54,6 +84,7 @@ struct flying {
     size_t offset, bytes, half;
     int64_t result;
     uint32_t expert, slice;
+    uint8_t copy, drive;
     unsigned char *data;
 };
 
@@ -89,8 +120,7 @@ struct leader {
     bool woken;
     uint64_t waits_since; /* events; 0: does not wait */
     uint64_t fold;
-    uint32_t wave;          /* number of the one that was published last */
-    uint32_t hurt_at_start; /* bit e: expert e was hurt when the step began */
+    uint32_t wave; /* number of the one that was published last */
 };
 
 /* The other workers read what worker 0 has pinned. */
@@ -105,17 +135,22 @@ struct tally {
     uint64_t loads, failures, evictions, reads, bytes, verified;
 };
 
-enum trouble { T_RESIZE, T_HOLD, T_KILL, T_KILL_IN_TURN, T_STOP, T_WORKER, T_EPOCH, T_HEAL, TROUBLES };
+enum trouble { T_RESIZE, T_HOLD, T_KILL, T_KILL_IN_TURN, T_STOP, T_WORKER, T_EPOCH, T_HEAL, T_DRIVE, TROUBLES };
 
 /* Summed over all seeds. */
 struct coverage {
     uint64_t seeds, events, steps, failed_steps, waves, loads, guesses, evictions, late_reads, quarantined, flips,
-        refused, preempted, reads_hurt, punches, troubles[TROUBLES];
+        refused, preempted, reads_hurt, punches, troubles[TROUBLES], dead_drives, failing_reads, dropped, saved,
+        fast_reads, slow_reads, warmups, remembered;
 };
 
 struct simulation {
     /* of the process */
     const char *instance, *rundir;
+    char container[SIM_STRIPES + 1][MAX_COPIES][64]; /* by stripes: paths */
+    uint64_t identity[SIM_STRIPES + 1];
+    struct sim_file files[SIM_FILES]; /* of all containers */
+    uint32_t file_count;
     struct control *control;
     int doorbell_fd;
     unsigned char (*image)[SIM_BLOB_BYTES]; /* [SIM_ALL] what each expert's bytes are */
@@ -134,6 +169,12 @@ struct simulation {
     struct leader leader;
     struct follower follower[SIM_FOLLOWERS];
 
+    struct sim_drive drive[SIM_DRIVES];
+    /* Bit e: since the last load of expert e began, that copy could not be read; its bytes were wrong. */
+    uint32_t bad_reads[MAX_COPIES], bad_bytes[MAX_COPIES];
+    uint32_t remembered[SIM_ALL]; /* uses of each expert, in the usage file */
+    const struct sim_file *file_of[SIM_FDS];
+
     struct flying flying[SIM_FLYING];
     bool eio_spent[SIM_ALL], stall_spent[SIM_ALL];
     uint8_t flipped[SIM_ALL];   /* bit s: slice s came wrong once in this load */
@@ -148,8 +189,19 @@ struct simulation {
     uint32_t registered_nodes;   /* whose memory the ring knows; on each the pool is one chunk */
     void *(*job)(void *);
     void *job_argument;
-    struct verifier *verifier;
+    struct verifier *verifiers[READER_DRIVES];
     struct tally saved_tally;
+    struct copies *copies;
+    struct reader *reader;
+    const struct io_read *rests[SIM_RESTS]; /* reads that came back and will be sent again */
+    uint32_t dropped, failing, must_drop;   /* bit c: copy c is; has failed for good; so the next turn must drop it */
+    uint32_t drops_told, refusals_told;     /* lines in the log */
+    bool full;                              /* the method has refused a read since the last turn */
+    bool in_learning;                       /* opening or closing it */
+    void *(*writer)(void *);                /* learning's */
+    void *writer_argument;
+    uint32_t to_warm, last_warmed; /* experts that the start has to queue for warming up; the last of them so far */
+    uint64_t uses_at_start;
 };
 
 /* main.c; a seam gets nothing of its caller's, so it finds the simulation here */
@@ -159,8 +211,6 @@ __attribute__((format(printf, 2, 3))) void trace(const struct simulation *sim, c
 uint32_t dice(struct simulation *sim, uint32_t sides);
 
 /* world.c: who does what next */
-/* Once, so that the first seed finds what all others find. */
-void load_dense_weights(struct simulation *sim);
 void run_seed(struct simulation *sim);
 /* One event of anybody but the daemon. False: nobody has anything to do now. */
 bool world_event(struct simulation *sim);
@@ -186,6 +236,25 @@ bool disk_step(struct simulation *sim);
 void disk_kill(struct simulation *sim);
 uint32_t disk_flying(const struct simulation *sim);
 
+/* drives.c */
+void drives_plan(struct simulation *sim);
+uint32_t drive_of(const struct simulation *sim, const struct sim_file *file);
+const struct sim_file *drives_file(const struct simulation *sim, int fd);
+uint64_t drives_due(struct simulation *sim, uint32_t drive, size_t bytes);
+/* A load of the expert begins. */
+void drives_begin_load(struct simulation *sim, uint32_t expert);
+bool drives_hurt(const struct simulation *sim, uint32_t expert);
+void drives_trouble(struct simulation *sim);
+void drives_note_result(struct simulation *sim, const struct flying *flying);
+void drives_check_read(struct simulation *sim, const struct flying *flying);
+/* `may_load`: no dead daemon's reads can be under way. */
+void drives_check_turn(struct simulation *sim, bool may_load);
+
+/* learning.c */
+void learning_plan(struct simulation *sim);
+void learning_begin(struct simulation *sim);
+void learning_check_start(struct simulation *sim);
+
 /* seams.c: the functions of the daemon and of shm that are replaced or watched (-Wl,--wrap) */
 bool verify_step(struct simulation *sim);
 bool job_step(struct simulation *sim);
@@ -196,7 +265,7 @@ void check_slot(const struct simulation *sim, uint32_t slot);
 void check_event(struct simulation *sim);
 /* After a death: the counters stand, at most a little behind what happened. */
 void check_counters_of_dead(struct simulation *sim);
-void check_turn(struct simulation *sim);
+void check_turn(struct simulation *sim, bool may_load);
 void check_end(struct simulation *sim);
 uint64_t hash_slot(const struct simulation *sim, uint32_t slot);
 uint64_t hash_blob(const unsigned char *blob);

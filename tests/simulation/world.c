@@ -95,7 +95,8 @@ static void heal(struct simulation *sim)
 {
     uint32_t id = dice(sim, SIM_ALL);
     trace(sim, "super   expert %u is right on the disk", id);
-    sim->plan.hurt[id] = HURT_NOT;
+    for (uint32_t c = 0; c < MAX_COPIES; c++)
+        sim->plan.hurt[c][id] = HURT_NOT;
 }
 
 static void kill_worker(struct simulation *sim)
@@ -132,6 +133,7 @@ static bool make_trouble(struct simulation *sim)
     case T_WORKER: kill_worker(sim); break;
     case T_EPOCH: raise_epoch(sim); break;
     case T_HEAL: heal(sim); break;
+    case T_DRIVE: drives_trouble(sim); break;
     case TROUBLES:
     default: break;
     }
@@ -254,14 +256,8 @@ static void make_plan(struct simulation *sim)
             for (uint32_t i = 0; i < rows * SIM_TOP_K; i++)
                 plan->wanted[s][l] |= 1u << (choose_expert(sim, zipf) + l + (drifts ? s / 3 : 0)) % SIM_EXPERTS;
     }
-    uint32_t hurt = dice(sim, 3) == 0 ? 1 + dice(sim, 3) : 0;
-    for (uint32_t i = 0; i < hurt; i++) {
-        uint32_t id = dice(sim, SIM_ALL);
-        plan->hurt[id] = (enum hurt)(HURT_CHECKSUM + dice(sim, 3));
-        plan->hurt_slice[id] = dice(sim, EXPERT_SLICES);
-        if (plan->verify == VERIFY_OFF && plan->hurt[id] == HURT_CHECKSUM)
-            plan->hurt[id] = HURT_EIO;
-    }
+    drives_plan(sim);
+    learning_plan(sim);
 }
 
 static void unlink_pool(const struct simulation *sim)
@@ -272,6 +268,25 @@ static void unlink_pool(const struct simulation *sim)
         snprintf(part, sizeof(part), "pool.%u.0", n);
         segment_unlink(sim->instance, part);
     }
+}
+
+/* One of two copies may not open: there is none, or it is another container. */
+static void name_copies(struct simulation *sim)
+{
+    struct facts *facts = &sim->control->facts;
+    uint32_t stripes = sim->plan.stripes, other = stripes == 1 ? SIM_STRIPES : 1;
+    const char *first = sim->container[stripes][0], *mirror = sim->container[stripes][1];
+    if (!(sim->plan.used_copies & 1))
+        first = "/nowhere";
+    if (!sim->plan.mirrored)
+        mirror = "";
+    else if (!(sim->plan.used_copies & 2))
+        mirror = sim->container[other][1];
+    snprintf(facts->container, sizeof(facts->container), "%s", first);
+    snprintf(facts->mirror, sizeof(facts->mirror), "%s", mirror);
+    facts->identity = sim->identity[stripes];
+    facts->stripes = stripes;
+    facts->learning = sim->plan.learning;
 }
 
 /* What the supervisor leaves to a new instance. */
@@ -289,8 +304,10 @@ static void make_instance(struct simulation *sim)
     control->facts.pool_slots = sim->plan.slots;
     control->facts.nodes = sim->plan.nodes;
     control->facts.verify = sim->plan.verify;
+    name_copies(sim);
     atomic_store(&control->epoch, 1);
     atomic_store(&control->pool_target, sim->plan.slots);
+    segment_unlink(sim->instance, "dense"); /* each seed loads them anew */
     unlink_pool(sim);
     if (pool_create(sim->instance, &shape, &error) < 0 || pool_attach(sim->instance, &sim->pool, &error) < 0)
         violated(sim, "%s", error.text);
@@ -304,8 +321,12 @@ static void empty_doorbell(const struct simulation *sim)
 
 static void log_line(const char *line)
 {
-    if (!the_simulation->dead)
-        trace(the_simulation, "log     %s", line);
+    struct simulation *sim = the_simulation;
+    if (sim->dead)
+        return;
+    trace(sim, "log     %s", line);
+    sim->drops_told += strstr(line, ": this copy is read no more") != NULL;
+    sim->refusals_told += strstr(line, ": not used") != NULL;
 }
 
 static struct loader *start_daemon(struct simulation *sim)
@@ -325,6 +346,7 @@ static struct loader *start_daemon(struct simulation *sim)
     if (loader_open(&options, &loader, &error) < 0 || pool_attach_objects(&sim->pool, &error) < 0)
         violated(sim, "%s", error.text);
     sim->opening = false;
+    learning_check_start(sim);
     return loader;
 }
 
@@ -363,16 +385,8 @@ static void begin(struct simulation *sim)
     sim->next_trouble = sim->plan.trouble;
     sim->leader.acknowledged = 0;
     make_instance(sim);
+    learning_begin(sim);
     empty_doorbell(sim);
-}
-
-void load_dense_weights(struct simulation *sim)
-{
-    begin(sim);
-    loader_close(start_daemon(sim));
-    sim->placement = NULL;
-    pool_detach(&sim->pool);
-    unlink_pool(sim);
 }
 
 void run_seed(struct simulation *sim)

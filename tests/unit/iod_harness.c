@@ -133,46 +133,39 @@ static json_t *write_dense(const char *folder, uint32_t file, const struct geome
     return entry;
 }
 
-static json_t *write_experts(const char *folder, uint32_t layer, const struct geometry *g, size_t slice_bytes)
+/* The stripe's file of a layer: its slices of every expert, and in the first stripe the tables. */
+static json_t *write_stripe(const char *folder, uint32_t layer, uint32_t stripe, const struct geometry *g,
+                            size_t slice_bytes, const uint64_t *bytes, const void *const tables[static 2])
 {
     char name[64];
     static const unsigned char zeros[DISK_ALIGN];
-    size_t blob = slice_bytes * EXPERT_SLICES, words = blob / 8, count = g->experts + 3u;
-    struct tensor *tensors = calloc(count, sizeof(*tensors));
-    const void **data = calloc(count, sizeof(*data));
-    bool *listed = calloc(count, sizeof(*listed));
-    uint64_t *checksums = calloc((size_t)g->experts * EXPERT_SLICES, 8);
-    int32_t *exponents = calloc((size_t)g->experts * EXPERT_MATRICES, 4);
-    uint64_t *bytes = malloc(g->experts * blob);
+    struct range slices = split(EXPERT_SLICES, stripe, g->stripes ? g->stripes : 1);
+    size_t count = g->experts;
+    struct tensor *tensors = calloc(count + 3, sizeof(*tensors));
+    const void **data = calloc(count + 3, sizeof(*data));
+    bool *listed = calloc(count + 3, sizeof(*listed));
     for (uint32_t e = 0; e < g->experts; e++) {
-        uint64_t *own = bytes + e * words;
-        for (size_t i = 0; i < words; i++)
-            own[i] = expert_word((layer - 1) * g->experts + e, i);
-        for (uint32_t s = 0; s < EXPERT_SLICES; s++)
-            checksums[e * EXPERT_SLICES + s] = XXH3_64bits((char *)own + s * slice_bytes, slice_bytes);
-        for (uint32_t m = 0; m < EXPERT_MATRICES; m++)
-            exponents[e * EXPERT_MATRICES + m] = (int32_t)(e + m) % 7 - 3;
         snprintf(name, sizeof(name), "model.layers.%u.mlp.experts.%u", layer, e);
-        tensors[e] = make_tensor(name, DTYPE_U8, 2, EXPERT_SLICES, slice_bytes);
-        data[e] = own;
+        tensors[e] = make_tensor(name, DTYPE_U8, 2, slices.count, slice_bytes);
+        data[e] = (const char *)bytes + ((size_t)e * EXPERT_SLICES + slices.first) * slice_bytes;
     }
-    size_t tables = (size_t)g->experts * (EXPERT_SLICES * 8 + EXPERT_MATRICES * 4), padding = padding_for(tables);
-    tensors[g->experts] = make_tensor("experts.checksums", DTYPE_U64, 2, g->experts, EXPERT_SLICES);
-    tensors[g->experts + 1] = make_tensor("experts.exponents", DTYPE_I32, 2, g->experts, EXPERT_MATRICES);
-    tensors[g->experts + 2] = make_tensor("padding", DTYPE_U8, 1, padding, 1);
-    data[g->experts] = checksums;
-    data[g->experts + 1] = exponents;
-    data[g->experts + 2] = zeros;
-    listed[g->experts] = listed[g->experts + 1] = true;
-    snprintf(name, sizeof(name), "experts-0-%05u.safetensors", layer);
-    json_t *entry = write_file(folder, name, tensors, data, listed, count - (padding ? 0 : 1));
+    if (stripe == 0) {
+        tensors[count] = make_tensor("experts.checksums", DTYPE_U64, 2, g->experts, EXPERT_SLICES);
+        tensors[count + 1] = make_tensor("experts.exponents", DTYPE_I32, 2, g->experts, EXPERT_MATRICES);
+        size_t padding = padding_for(tensors[count].bytes + tensors[count + 1].bytes);
+        tensors[count + 2] = make_tensor("padding", DTYPE_U8, 1, padding, 1);
+        data[count] = tables[0];
+        data[count + 1] = tables[1];
+        data[count + 2] = zeros;
+        listed[count] = listed[count + 1] = true;
+        count += padding ? 3 : 2;
+    }
+    snprintf(name, sizeof(name), CONTAINER_EXPERTS_NAME, stripe, layer);
+    json_t *entry = write_file(folder, name, tensors, data, listed, count);
     json_object_set_new(entry, "name", json_string(name));
     free(tensors);
     free(data);
     free(listed);
-    free(checksums);
-    free(exponents);
-    free(bytes);
     return entry;
 }
 
@@ -184,6 +177,30 @@ static void add_file(json_t *files, json_t *entry)
     json_object_set_new(files, name, entry);
 }
 
+static void write_experts(const char *folder, uint32_t layer, const struct geometry *g, size_t slice_bytes,
+                          json_t *files)
+{
+    size_t blob = slice_bytes * EXPERT_SLICES, words = blob / 8;
+    uint64_t *checksums = calloc((size_t)g->experts * EXPERT_SLICES, 8);
+    int32_t *exponents = calloc((size_t)g->experts * EXPERT_MATRICES, 4);
+    uint64_t *bytes = malloc(g->experts * blob);
+    for (uint32_t e = 0; e < g->experts; e++) {
+        uint64_t *own = bytes + e * words;
+        for (size_t i = 0; i < words; i++)
+            own[i] = expert_word((layer - 1) * g->experts + e, i);
+        for (uint32_t s = 0; s < EXPERT_SLICES; s++)
+            checksums[e * EXPERT_SLICES + s] = XXH3_64bits((char *)own + s * slice_bytes, slice_bytes);
+        for (uint32_t m = 0; m < EXPERT_MATRICES; m++)
+            exponents[e * EXPERT_MATRICES + m] = (int32_t)(e + m) % 7 - 3;
+    }
+    const void *tables[] = {checksums, exponents};
+    for (uint32_t s = 0; s < (g->stripes ? g->stripes : 1); s++)
+        add_file(files, write_stripe(folder, layer, s, g, slice_bytes, bytes, tables));
+    free(checksums);
+    free(exponents);
+    free(bytes);
+}
+
 void harness_make_container(const char *folder, const struct geometry *g)
 {
     const struct expert_shape shape = {.format = WEIGHT_INT4, .hidden = g->hidden, .width = g->width};
@@ -193,12 +210,12 @@ void harness_make_container(const char *folder, const struct geometry *g)
     for (uint32_t f = 0; f < 2; f++)
         add_file(files, write_dense(folder, f, g));
     for (uint32_t layer = 1; layer < g->layers; layer++)
-        add_file(files, write_experts(folder, layer, g, slice_bytes));
-    json_t *manifest =
-        json_pack("{s:i, s:i, s:s, s:s, s:o, s:n, s:f, s:s, s:s, s:i, s:i, s:I, s:o}", "format", CONTAINER_FORMAT,
-                  "numerics", CONTAINER_NUMERICS, "producer", "test", "source", "test", "config", make_config(g),
-                  "generation", "qk_norm_eps", 1e-6, "dense_format", "int8", "expert_format", "int4", "slices",
-                  (int)EXPERT_SLICES, "stripes", 1, "slice_bytes", (json_int_t)slice_bytes, "files", files);
+        write_experts(folder, layer, g, slice_bytes, files);
+    json_t *manifest = json_pack(
+        "{s:i, s:i, s:s, s:s, s:o, s:n, s:f, s:s, s:s, s:i, s:i, s:I, s:o}", "format", CONTAINER_FORMAT, "numerics",
+        CONTAINER_NUMERICS, "producer", "test", "source", "test", "config", make_config(g), "generation", "qk_norm_eps",
+        1e-6, "dense_format", "int8", "expert_format", "int4", "slices", (int)EXPERT_SLICES, "stripes",
+        g->stripes ? (int)g->stripes : 1, "slice_bytes", (json_int_t)slice_bytes, "files", files);
     assert_non_null(manifest);
     uint64_t checksum;
     char digits[CHECKSUM_DIGITS + 1], path[512];

@@ -14,6 +14,7 @@
 struct geometry {
     uint32_t hidden, width, layers, experts, top_k; /* layer 0 is dense, the others MoE */
     uint32_t dense_bytes;                           /* of each of two dense files' big tensor */
+    uint32_t stripes;                               /* 0: 1 */
 };
 
 void harness_make_container(const char *folder, const struct geometry *geometry);

@@ -185,6 +185,23 @@ static void test_turns(void **state)
     }
 }
 
+/* An expert of its layer's last step stays before one that was used a little oftener, until the layer's next turn. */
+static void test_recent(void **state)
+{
+    (void)state;
+    open_cache(&one, EXPERTS, PER_LAYER, 2);
+    for (int step = 0; step < 9; step++) {
+        lfru_use(one.lfru, step < 5 ? 0 : 1, LFRU_DECODE);
+        lfru_use(one.lfru, PER_LAYER, LFRU_DECODE); /* the next layer */
+    }
+    admit(&one, 0, LFRU_DECODE);
+    admit(&one, 1, LFRU_DECODE);
+    assert_int_equal(lfru_victim(one.lfru, NULL, NULL), 0);
+    lfru_use(one.lfru, 2, LFRU_DECODE);
+    assert_int_equal(lfru_victim(one.lfru, NULL, NULL), 1);
+    lfru_close(one.lfru);
+}
+
 static void test_held_and_refused(void **state)
 {
     (void)state;
@@ -425,6 +442,7 @@ int main(void)
         cmocka_unit_test(test_same_calls_same_answers),
         cmocka_unit_test(test_constant_questions),
         cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_recent),
         cmocka_unit_test(test_held_and_refused),
         cmocka_unit_test(test_scan),
         cmocka_unit_test(test_drift),

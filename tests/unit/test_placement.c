@@ -325,6 +325,45 @@ static void test_take_over(void **state)
     close_books(&books);
 }
 
+static enum slot_state state_of(const struct books *books, uint32_t slot)
+{
+    return slot_state_of(atomic_load(&books->pool.slots[slot].state));
+}
+
+/* What a dead daemon was reading may still land: that slot is nobody's before the quarantine ends. What had failed is forgotten, and the map
+ * says of both that they are nowhere. */
+static void test_take_over_unfinished(void **state)
+{
+    (void)state;
+    struct books books;
+    struct slot_ref loading, failed, ref;
+    open_books(&books, 8);
+    placement_grow(&books.placement, 8);
+    assert_int_equal(placement_take(&books.placement, 0, PRIORITY_DEMAND, &loading), 0);
+    assert_int_equal(placement_take(&books.placement, 1, PRIORITY_DEMAND, &failed), 0);
+    assert_int_equal(placement_finish(&books.placement, 1, failed, EIO, 5), 0);
+    assert_int_equal(atomic_load(&books.pool.slots[failed.index].error), EIO);
+    assert_int_equal(atomic_load(&books.pool.slots[failed.index].slice), 5);
+    close_placement(&books);
+    open_placement(&books);
+    assert_int_equal(state_of(&books, loading.index), SLOT_QUARANTINED);
+    assert_int_equal(state_of(&books, failed.index), SLOT_EMPTY);
+    assert_true(slot_of(&books, 0) == NOBODY && slot_of(&books, 1) == NOBODY);
+    placement_grow(&books.placement, 8);
+    for (uint32_t e = 10; e < 17; e++) {
+        assert_int_equal(placement_take(&books.placement, e, PRIORITY_DEMAND, &ref), 0);
+        assert_int_not_equal(ref.index, loading.index);
+    }
+    assert_int_equal(placement_take(&books.placement, 17, PRIORITY_DEMAND, &ref), -EAGAIN);
+    assert_int_equal(placement_limit(&books.placement, 0), 8); /* it stands in the way of a smaller pool */
+    placement_limit(&books.placement, 8);
+    placement_end_quarantine(&books.placement);
+    assert_int_equal(placement_take(&books.placement, 17, PRIORITY_DEMAND, &ref), 0);
+    assert_int_equal(ref.index, loading.index);
+    assert_int_equal(ref.generation, loading.generation + 1);
+    close_books(&books);
+}
+
 /* Entries of one layer for one expert are one use, whoever reads them when; nonsense is passed over. */
 static void test_follower(void **state)
 {
@@ -475,9 +514,16 @@ static void test_judge(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_give),     cmocka_unit_test(test_hold_and_fail), cmocka_unit_test(test_guesses),
-        cmocka_unit_test(test_limit),    cmocka_unit_test(test_scribbled),     cmocka_unit_test(test_take_over),
-        cmocka_unit_test(test_follower), cmocka_unit_test(test_queues),        cmocka_unit_test(test_judge),
+        cmocka_unit_test(test_give),
+        cmocka_unit_test(test_hold_and_fail),
+        cmocka_unit_test(test_guesses),
+        cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_scribbled),
+        cmocka_unit_test(test_take_over),
+        cmocka_unit_test(test_take_over_unfinished),
+        cmocka_unit_test(test_follower),
+        cmocka_unit_test(test_queues),
+        cmocka_unit_test(test_judge),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

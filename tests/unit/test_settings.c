@@ -209,6 +209,7 @@ static void test_refusals(void **state)
     check_refused("io", "urning", (const char *const[]){"auto, uring, pread", "`uring`", NULL});
     check_refused("pool", "0", (const char *const[]){"pool", "64G", NULL});
     check_refused("pool", "200%", (const char *const[]){"pool", NULL});
+    check_refused("pool", "25", (const char *const[]){"\"25\"", "64G", "80%", NULL});
     check_refused("kv", "f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16f16",
                   (const char *const[]){"f16, f32", NULL});
 
