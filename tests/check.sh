@@ -92,7 +92,7 @@ sanitize() {
 # Threads of one process are what ThreadSanitizer sees; of the protocols between processes these are the tests by threads.
 thread() {
     export TSAN_OPTIONS=halt_on_error=1
-    programs="test_pool_stress test_ring test_learning"
+    programs="test_pool_stress test_ring test_uses test_exchange test_team test_learning"
     if build_suite "$builds/thread" "$programs" --buildtype=debugoptimized -Db_sanitize=thread; then
         # shellcheck disable=SC2086 # a list of words
         suite "$builds/thread" --timeout-multiplier 4 $programs

@@ -2,6 +2,8 @@
  * late arrival of an old epoch does not count. */
 #include "shm/exchange.h"
 
+#include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -111,21 +113,27 @@ static uint32_t value_of(uint32_t worker, uint32_t round, uint32_t i)
 }
 
 /* One worker: writes its part, meets, reads all parts. Returns the number of wrong values. */
-static uint32_t run_rounds(struct world *world, uint32_t self, uint32_t rounds)
+static uint32_t run_rounds_in(struct world *world, struct exchange *exchange, uint32_t rounds)
 {
-    struct exchange exchange;
-    uint32_t wrong = 0;
-    attach(world, self, &exchange);
+    uint32_t wrong = 0, self = exchange->self;
     for (uint32_t round = 0; round < rounds; round++) {
-        uint32_t *buffer = exchange_buffer(&exchange);
+        uint32_t *buffer = exchange_buffer(exchange);
         for (uint32_t i = 0; i < VALUES; i++)
             buffer[self * VALUES + i] = value_of(self, round, i);
-        if (exchange.method->barrier(&exchange) != 0)
+        if (exchange->method->barrier(exchange) != 0)
             return UINT32_MAX;
         for (uint32_t w = 0; w < world->facts.workers; w++)
             for (uint32_t i = 0; i < VALUES; i++)
                 wrong += buffer[w * VALUES + i] != value_of(w, round, i);
     }
+    return wrong;
+}
+
+static uint32_t run_rounds(struct world *world, uint32_t self, uint32_t rounds)
+{
+    struct exchange exchange;
+    attach(world, self, &exchange);
+    uint32_t wrong = run_rounds_in(world, &exchange, rounds);
     exchange_detach(&exchange);
     return wrong;
 }
@@ -154,6 +162,45 @@ static void test_rounds(void **state)
                 assert_int_equal(end_child(world, pids[w]), 0);
             close_world(world);
         }
+}
+
+struct member {
+    struct world *world;
+    const struct exchange *shared; /* its mapping is everybody's here, so that TSan sees who meets in it */
+    pthread_t thread;
+    uint32_t self, wrong;
+};
+
+static void *run_member(void *argument)
+{
+    struct member *member = argument;
+    struct exchange exchange = *member->shared;
+    exchange.self = member->self;
+    exchange_reset(&exchange, atomic_load(&member->world->control->epoch));
+    member->wrong = run_rounds_in(member->world, &exchange, ROUNDS / 3);
+    return NULL;
+}
+
+/* Workers as threads: rows are stored and read with plain accesses, and the barrier alone orders them. */
+static void test_threads(void **state)
+{
+    struct world *world = *state;
+    for (uint32_t spin = 0; spin < 2; spin++) {
+        struct exchange shared;
+        struct member members[3];
+        open_world(world, 3, spin);
+        attach(world, 0, &shared);
+        for (uint32_t w = 0; w < 3; w++) {
+            members[w] = (struct member){.world = world, .shared = &shared, .self = w};
+            assert_int_equal(pthread_create(&members[w].thread, NULL, run_member, &members[w]), 0);
+        }
+        for (uint32_t w = 0; w < 3; w++)
+            pthread_join(members[w].thread, NULL);
+        for (uint32_t w = 0; w < 3; w++)
+            assert_int_equal(members[w].wrong, 0);
+        exchange_detach(&shared);
+        close_world(world);
+    }
 }
 
 static void sleep_ms(long ms)
@@ -237,6 +284,39 @@ static void test_late_arrival(void **state)
     close_world(world);
 }
 
+/* Also a barrier that nobody has to be waited for ends a step of an old epoch. */
+static void test_raised_before(void **state)
+{
+    struct world *world = *state;
+    for (uint32_t workers = 1; workers <= 2; workers++) {
+        struct exchange mine;
+        open_world(world, workers, 0);
+        attach(world, 0, &mine);
+        atomic_store(&world->control->workers[1].arrived, UINT64_C(1) << 32 | 1); /* in the first exchange of epoch 1 */
+        control_raise_epoch(world->control);
+        assert_int_equal(mine.method->barrier(&mine), -ESTALE);
+        exchange_detach(&mine);
+        close_world(world);
+    }
+}
+
+/* The supervisor alone frees who sleeps at a barrier: nobody else says anything. */
+static void test_freed_by_epoch(void **state)
+{
+    struct world *world = *state;
+    struct exchange mine;
+    open_world(world, 2, 0);
+    attach(world, 1, &mine);
+    pid_t pid = fork_child(world);
+    if (pid == 0)
+        _exit(mine.method->barrier(&mine) == -ESTALE ? 0 : 1);
+    sleep_ms(30);
+    control_raise_epoch(world->control);
+    assert_int_equal(end_child(world, pid), 0);
+    exchange_detach(&mine);
+    close_world(world);
+}
+
 static void test_layout(void **state)
 {
     (void)state;
@@ -262,8 +342,9 @@ static void test_layout(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        WORLD_TEST(test_rounds),       WORLD_TEST(test_epoch),        WORLD_TEST(test_killed_waiter),
-        WORLD_TEST(test_late_arrival), cmocka_unit_test(test_layout),
+        WORLD_TEST(test_rounds),         WORLD_TEST(test_threads),      WORLD_TEST(test_epoch),
+        WORLD_TEST(test_killed_waiter),  WORLD_TEST(test_late_arrival), WORLD_TEST(test_raised_before),
+        WORLD_TEST(test_freed_by_epoch), cmocka_unit_test(test_layout),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

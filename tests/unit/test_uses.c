@@ -1,4 +1,4 @@
-/* The use log: order, readers that are lapped or torn, a writer that dies and returns, lies, and two threads. */
+/* The use log: order, readers that are lapped or torn, a writer that dies and returns, lies, and threads. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -227,6 +227,36 @@ static void test_two_threads(void **state)
     assert_true(got > 0);
 }
 
+#define HANDED 100000u
+
+static uint64_t handed[HANDED]; /* plain words: TSan sees whether the log orders them */
+
+static void *hand_over(void *argument)
+{
+    for (uint64_t i = 0; i < HANDED; i++) {
+        handed[i] = i * 3;
+        append_numbered(argument, i, 1);
+    }
+    return NULL;
+}
+
+/* Who sees an entry sees all that its writer had done before. */
+static void test_order_of_threads(void **state)
+{
+    struct use_log *log = log_of(state);
+    pthread_t writer;
+    uint64_t place = 0, got = 0, lost;
+    assert_int_equal(pthread_create(&writer, NULL, hand_over, log), 0);
+    while (got < HANDED) {
+        struct use uses[100];
+        uint32_t count = uses_read(log, &place, uses, 100, &lost);
+        assert_int_equal(lost, 0);
+        for (uint64_t end = got + count; got < end; got++)
+            assert_true(handed[got] == got * 3);
+    }
+    pthread_join(writer, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -237,6 +267,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_begun_anew, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_two_threads, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_order_of_threads, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
