@@ -1,8 +1,8 @@
 #include "proto/reply_socket.h"
 
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 
-#include <endian.h>
 #include <linux/sockios.h>
 #include <stdbool.h>
 #include <string.h>
@@ -12,46 +12,25 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 
 #define CONNECTIONS_MAX 512u
 #define BACKLOG SOMAXCONN /* nng's clients do not wait for room in it */
 #define UNSENT_MAX ((size_t)1 << 20)
 #define LINGER_MS 1000
-#define FIRST_ROOM ((size_t)64 << 10) /* a length is believed only as far as bytes come */
-#define GREETING_BYTES 8u
-#define FRAME_BYTES 9u /* type and length */
-
-/* Ours, and what the other side must say. */
-static const struct greeting {
-    unsigned char ours[GREETING_BYTES], theirs[GREETING_BYTES];
-} greetings[] = {
-    [REPLY_REP] = {{0, 'S', 'P', 0, 0, 0x31, 0, 0}, {0, 'S', 'P', 0, 0, 0x30, 0, 0}},
-    [REPLY_PAIR] = {{0, 'S', 'P', 0, 0, 0x10, 0, 0}, {0, 'S', 'P', 0, 0, 0x10, 0, 0}},
-};
-#define FRAME_MESSAGE 1
 
 struct connection {
     TAILQ_ENTRY(connection) link;
-    int fd;
+    struct sp_stream stream;
     uint32_t id;
     uint32_t unanswered; /* requests */
-    bool greeted, broken;
+    bool broken;
     uint32_t events; /* that epoll watches for */
-
-    unsigned char head[FRAME_BYTES]; /* greeting, then each frame's beginning */
-    size_t head_bytes;
-    unsigned char *message;
-    size_t message_bytes, message_room, message_size; /* got, allocated, announced */
-
-    unsigned char *unsent;
-    size_t unsent_bytes;
 };
 
 TAILQ_HEAD(connection_list, connection);
 
 struct reply_socket {
-    enum reply_protocol protocol;
+    enum sp_protocol protocol;
     int listener, epoll;
     bool listening; /* epoll watches the listener */
     size_t most;
@@ -69,10 +48,10 @@ static void watch_listener(struct reply_socket *socket, bool listening)
 
 static void watch(struct reply_socket *socket, struct connection *connection)
 {
-    uint32_t events =
-        (connection->unsent_bytes > 0 ? EPOLLOUT : 0) | (connection->unsent_bytes <= UNSENT_MAX ? EPOLLIN : 0);
+    uint32_t events = (connection->stream.unsent_bytes > 0 ? EPOLLOUT : 0) |
+                      (connection->stream.unsent_bytes <= UNSENT_MAX ? EPOLLIN : 0);
     struct epoll_event event = {.events = events, .data.ptr = connection};
-    if (events != connection->events && epoll_ctl(socket->epoll, EPOLL_CTL_MOD, connection->fd, &event) == 0)
+    if (events != connection->events && epoll_ctl(socket->epoll, EPOLL_CTL_MOD, connection->stream.fd, &event) == 0)
         connection->events = events;
 }
 
@@ -81,10 +60,8 @@ static void drop(struct reply_socket *socket, struct connection *connection)
     TAILQ_REMOVE(&socket->connections, connection, link);
     socket->count--;
     /* A child that is just being started may hold the descriptor too, and then closing it would not end epoll's watch. */
-    epoll_ctl(socket->epoll, EPOLL_CTL_DEL, connection->fd, NULL);
-    close(connection->fd);
-    free(connection->message);
-    free(connection->unsent);
+    epoll_ctl(socket->epoll, EPOLL_CTL_DEL, connection->stream.fd, NULL);
+    sp_stream_close(&connection->stream);
     free(connection);
     watch_listener(socket, true);
 }
@@ -95,7 +72,7 @@ static void make_room(struct reply_socket *socket)
 {
     struct connection *connection;
     TAILQ_FOREACH (connection, &socket->connections, link)
-        if (connection->unanswered == 0 && connection->unsent_bytes == 0) {
+        if (connection->unanswered == 0 && connection->stream.unsent_bytes == 0) {
             drop(socket, connection);
             return;
         }
@@ -121,13 +98,12 @@ static void accept_one(struct reply_socket *socket)
         return;
     connection->events = EPOLLIN;
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = connection};
-    /* The greeting is the first thing on a fresh socket: its buffer takes 8 bytes, or the client is gone. */
-    if (send(fd, greetings[socket->protocol].ours, GREETING_BYTES, MSG_NOSIGNAL) != GREETING_BYTES ||
+    if (sp_stream_open(fd, socket->protocol, &connection->stream) < 0 ||
         epoll_ctl(socket->epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
         free(connection);
         return;
     }
-    connection->fd = take_fd(fd);
+    (void)take_fd(fd);
     if (++socket->last_id == 0)
         socket->last_id = 1;
     connection->id = socket->last_id;
@@ -135,86 +111,11 @@ static void accept_one(struct reply_socket *socket)
     socket->count++;
 }
 
-/* Writes what the client takes. -EPIPE and others: it is gone. */
-static int flush(struct connection *connection)
-{
-    if (connection->unsent_bytes == 0)
-        return 0;
-    size_t sent = 0;
-    while (sent < connection->unsent_bytes) {
-        ssize_t bytes = send(connection->fd, connection->unsent + sent, connection->unsent_bytes - sent, MSG_NOSIGNAL);
-        if (bytes < 0 && errno == EINTR)
-            continue;
-        if (bytes < 0 && errno != EAGAIN)
-            return -errno;
-        if (bytes < 0)
-            break;
-        sent += (size_t)bytes;
-    }
-    memmove(connection->unsent, connection->unsent + sent, connection->unsent_bytes - sent);
-    connection->unsent_bytes -= sent;
-    if (connection->unsent_bytes == 0) {
-        free(connection->unsent);
-        connection->unsent = NULL;
-    }
-    return 0;
-}
-
-/* Reads up to `wanted` bytes in all into `to`, which has `*bytes`. 0: all are there. */
-static int fill(int fd, unsigned char *to, size_t *bytes, size_t wanted)
-{
-    while (*bytes < wanted) {
-        ssize_t got = recv(fd, to + *bytes, wanted - *bytes, 0);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return got < 0 ? -errno : -ECONNRESET;
-        *bytes += (size_t)got;
-    }
-    return 0;
-}
-
-/* Reads on. 0: connection->message is whole. -EAGAIN: later. Others: it is gone, or does not keep to the protocol. */
-static int read_message(const struct reply_socket *socket, struct connection *connection)
-{
-    if (!connection->greeted) {
-        int status = fill(connection->fd, connection->head, &connection->head_bytes, GREETING_BYTES);
-        if (status < 0)
-            return status;
-        if (memcmp(connection->head, greetings[socket->protocol].theirs, GREETING_BYTES) != 0)
-            return -EPROTO;
-        connection->greeted = true;
-        connection->head_bytes = 0;
-    }
-    int status = fill(connection->fd, connection->head, &connection->head_bytes, FRAME_BYTES);
-    if (status < 0)
-        return status;
-    uint64_t size;
-    memcpy(&size, connection->head + 1, sizeof size);
-    size = be64toh(size);
-    if (connection->head[0] != FRAME_MESSAGE || size > socket->most + REPLY_HEADER_MAX)
-        return -EMSGSIZE;
-    connection->message_size = (size_t)size;
-    do {
-        if (connection->message_bytes == connection->message_room || !connection->message) {
-            size_t room = connection->message_room < FIRST_ROOM ? FIRST_ROOM : 2 * connection->message_room;
-            room = room < size ? room : (size_t)size;
-            unsigned char *larger = realloc(connection->message, room > 0 ? room : 1);
-            if (!larger)
-                return -ENOMEM;
-            connection->message = larger;
-            connection->message_room = room;
-        }
-        status = fill(connection->fd, connection->message, &connection->message_bytes, connection->message_room);
-    } while (status == 0 && connection->message_bytes < size);
-    return status;
-}
-
 /* Bytes of a request's header, which ends with the id: its highest bit is set. 0: there is none. */
 static size_t request_header(const struct connection *connection)
 {
-    for (size_t end = 4; end <= connection->message_size && end <= REPLY_HEADER_MAX; end += 4)
-        if (connection->message[end - 4] & 0x80)
+    for (size_t end = 4; end <= connection->stream.message_size && end <= SP_HEADER_MAX; end += 4)
+        if (connection->stream.message[end - 4] & 0x80)
             return end;
     return 0;
 }
@@ -223,15 +124,12 @@ static size_t request_header(const struct connection *connection)
 static int take_message(const struct reply_socket *socket, struct connection *connection,
                         struct reply_address *ret_from, void **ret_bytes, size_t *ret_size)
 {
-    size_t header = socket->protocol == REPLY_REP ? request_header(connection) : 0;
-    if (header == 0 && socket->protocol == REPLY_REP)
+    size_t header = socket->protocol == SP_REP ? request_header(connection) : 0;
+    if (header == 0 && socket->protocol == SP_REP)
         return -EPROTO;
     *ret_from = (struct reply_address){.connection = connection->id, .header_bytes = header};
-    memcpy(ret_from->header, connection->message, header);
-    *ret_size = connection->message_size - header;
-    memmove(connection->message, connection->message + header, *ret_size);
-    *ret_bytes = take_pointer(connection->message);
-    connection->message_bytes = connection->message_room = connection->message_size = connection->head_bytes = 0;
+    memcpy(ret_from->header, connection->stream.message, header);
+    sp_stream_take(&connection->stream, header, ret_bytes, ret_size);
     connection->unanswered++;
     return 0;
 }
@@ -249,9 +147,9 @@ int reply_socket_receive(struct reply_socket *socket, struct reply_address *ret_
         }
         int status = connection->broken ? -EPIPE : 0;
         if (status == 0 && event.events & EPOLLOUT)
-            status = flush(connection);
+            status = sp_stream_flush(&connection->stream);
         if (status == 0)
-            status = event.events & EPOLLIN                 ? read_message(socket, connection)
+            status = event.events & EPOLLIN ? sp_stream_read(&connection->stream, socket->most + SP_HEADER_MAX)
                      : event.events & (EPOLLHUP | EPOLLERR) ? -ECONNRESET
                                                             : -EAGAIN;
         if (status == 0)
@@ -279,7 +177,7 @@ int reply_socket_receive(struct reply_socket *socket, struct reply_address *ret_
 static void give_up(struct connection *connection)
 {
     connection->broken = true;
-    shutdown(connection->fd, SHUT_RDWR);
+    shutdown(connection->stream.fd, SHUT_RDWR);
 }
 
 void reply_socket_send(struct reply_socket *socket, const struct reply_address *to, const void *bytes, size_t size)
@@ -292,21 +190,7 @@ void reply_socket_send(struct reply_socket *socket, const struct reply_address *
         return;
     if (connection->unanswered > 0)
         connection->unanswered--;
-    size_t more = FRAME_BYTES + to->header_bytes + size;
-    unsigned char *larger = realloc(connection->unsent, connection->unsent_bytes + more);
-    if (!larger) {
-        give_up(connection);
-        return;
-    }
-    connection->unsent = larger;
-    unsigned char *at = larger + connection->unsent_bytes;
-    uint64_t length = htobe64(to->header_bytes + size);
-    *at++ = FRAME_MESSAGE;
-    memcpy(at, &length, sizeof length);
-    memcpy(at + sizeof length, to->header, to->header_bytes);
-    memcpy(at + sizeof length + to->header_bytes, bytes, size);
-    connection->unsent_bytes += more;
-    if (flush(connection) < 0)
+    if (sp_stream_write(&connection->stream, to->header, to->header_bytes, bytes, size) < 0)
         give_up(connection);
     watch(socket, connection);
 }
@@ -319,16 +203,17 @@ int reply_socket_fd(const struct reply_socket *socket)
 static bool has_read_all(const struct connection *connection)
 {
     int bytes;
-    return connection->unsent_bytes == 0 && ioctl(connection->fd, SIOCOUTQ, &bytes) == 0 && bytes == 0;
+    return connection->stream.unsent_bytes == 0 && ioctl(connection->stream.fd, SIOCOUTQ, &bytes) == 0 && bytes == 0;
 }
 
 /* The last answers: what waits is sent, then the end. False: the connection is done with. */
 static bool send_rest(struct reply_socket *socket, struct connection *connection)
 {
-    if (!connection->greeted || connection->broken || flush(connection) < 0 || has_read_all(connection))
+    if (!connection->stream.greeted || connection->broken || sp_stream_flush(&connection->stream) < 0 ||
+        has_read_all(connection))
         return false;
-    if (connection->unsent_bytes == 0)
-        shutdown(connection->fd, SHUT_WR);
+    if (connection->stream.unsent_bytes == 0)
+        shutdown(connection->stream.fd, SHUT_WR);
     watch(socket, connection);
     return true;
 }
@@ -338,16 +223,9 @@ static bool discard(const struct connection *connection)
 {
     unsigned char bytes[4096];
     ssize_t got;
-    while ((got = recv(connection->fd, bytes, sizeof bytes, 0)) > 0 || (got < 0 && errno == EINTR))
+    while ((got = recv(connection->stream.fd, bytes, sizeof bytes, 0)) > 0 || (got < 0 && errno == EINTR))
         continue;
     return got < 0 && errno == EAGAIN;
-}
-
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
 /* A client that hears of the end and of its answer at once may look at the end only, as nng's do; and one that sends while
@@ -361,7 +239,8 @@ static void linger(struct reply_socket *socket)
             drop(socket, connection);
     }
     struct epoll_event event;
-    for (int64_t end = now_ms() + LINGER_MS, left = LINGER_MS; socket->count > 0 && left > 0; left = end - now_ms()) {
+    for (int64_t end = clock_ms() + LINGER_MS, left = LINGER_MS; socket->count > 0 && left > 0;
+         left = end - clock_ms()) {
         watch_listener(socket, false);
         if (epoll_wait(socket->epoll, &event, 1, (int)left) != 1)
             continue;
@@ -412,16 +291,13 @@ static int bind_path(int fd, const struct sockaddr_un *address)
     return 0;
 }
 
-int reply_socket_listen(enum reply_protocol protocol, const char *path, size_t most, struct reply_socket **ret_socket,
+int reply_socket_listen(enum sp_protocol protocol, const char *path, size_t most, struct reply_socket **ret_socket,
                         struct error *ret_error)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof address.sun_path)
-        return error_set(ret_error, ENAMETOOLONG,
-                         "%s: %zu bytes are too many for the path of a socket, %zu may be used; set "
-                         "CALYPTE_RUNTIME_DIR to a shorter one",
-                         path, strlen(path), sizeof address.sun_path - 1);
-    strcpy(address.sun_path, path);
+    struct sockaddr_un address;
+    int status = sp_address(path, &address, ret_error);
+    if (status < 0)
+        return status;
     _cleanup_(reply_socket_closep) struct reply_socket *made = calloc(1, sizeof *made);
     if (!made)
         return error_set(ret_error, ENOMEM, "%s: no memory for a socket", path);
@@ -435,7 +311,7 @@ int reply_socket_listen(enum reply_protocol protocol, const char *path, size_t m
     _cleanup_close_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (made->epoll < 0 || fd < 0)
         return error_set(ret_error, errno, "%s: cannot open a socket: %s", path, strerror(errno));
-    int status = bind_path(fd, &address);
+    status = bind_path(fd, &address);
     if (status < 0)
         return error_set(ret_error, -status, "%s: cannot listen: %s", path, strerror(-status));
     made->listener = take_fd(fd);

@@ -1,35 +1,27 @@
-/* The listening side of nng's protocols over a Unix socket: REP, for `nngcat --req` and every nng client, and PAIR, for
- * the front's channel to a worker. Answers go to where a message came from. (The SP protocols' IPC mapping, version 0: 8 bytes
- * of greeting each way, then frames of a type byte, a 64-bit big-endian length, a request's header where the protocol has
- * one, and the body.) nng's own listener is not used anywhere: that of 1.5.2 never accepts again once a client has gone
- * between connect() and the greeting (nanomsg/nng#1518). No threads: one descriptor to poll. One thread. */
+/* The listening side of nng's protocols over a Unix socket (sp_stream.h): REP, for `nngcat --req` and every nng client, and
+ * PAIR, for the front's channel to a worker. Answers go to where a message came from. nng's own listener is not used
+ * anywhere: that of 1.5.2 never accepts again once a client has gone between connect() and the greeting
+ * (nanomsg/nng#1518). No threads: one descriptor to poll. One thread. */
 #pragma once
 
 #include "proto/error.h"
+#include "proto/sp_stream.h"
 
-#include <stddef.h>
 #include <stdint.h>
-
-#define REPLY_HEADER_MAX 64u
-
-enum reply_protocol {
-    REPLY_REP,  /* a message is a request: hops and an id, then the body */
-    REPLY_PAIR, /* a message is its body */
-};
 
 /* Where an answer goes. A request in flight is known by all of it: nng's REQ sends it again with the same id after a
  * while. */
 struct reply_address {
-    uint32_t connection;                    /* 0: nobody waits */
-    unsigned char header[REPLY_HEADER_MAX]; /* hops, request id */
+    uint32_t connection;                 /* 0: nobody waits */
+    unsigned char header[SP_HEADER_MAX]; /* hops, request id */
     size_t header_bytes;
 };
 
 struct reply_socket;
 
-/* Listens at `path` (mode 0600). A socket that nobody listens at any more is replaced; -EADDRINUSE where somebody does,
- * -ENAMETOOLONG. A request above `most` bytes closes its connection. */
-int reply_socket_listen(enum reply_protocol protocol, const char *path, size_t most, struct reply_socket **ret_socket,
+/* Listens as SP_REP or SP_PAIR at `path` (mode 0600). A socket that nobody listens at any more is replaced; -EADDRINUSE
+ * where somebody does, -ENAMETOOLONG. A request above `most` bytes closes its connection. */
+int reply_socket_listen(enum sp_protocol protocol, const char *path, size_t most, struct reply_socket **ret_socket,
                         struct error *ret_error);
 
 /* Writes the answers that wait, lets the clients read them, for a second at most, and closes. */

@@ -14,9 +14,8 @@ made_up() {
         mkdir -p "$tree/$folder"
         echo '#include "proto/error.h"' >"$tree/$folder/right.c"
     done
-    printf '#include <nng/nng.h>\n' >"$tree/proto/channel.c"
     printf '#include <liburing.h>\n' >"$tree/io_daemon/ring.c"
-    printf '#include "compute/math.h"\n#include <nng/nng.h>\n' >"$tree/cmd/front/server.c"
+    printf '#include "compute/math.h"\n' >"$tree/cmd/front/server.c"
 }
 
 made_up
@@ -31,6 +30,7 @@ while read -r file include; do
 done <<'FAULTS'
 proto/wrong.c "shm/pool.h"
 proto/wrong.h <nng/nng.h>
+cmd/front/wrong.c <nng/nng.h>
 proto/wrong.c <liburing.h>
 shm/wrong.c "compute/kernel.h"
 shm/wrong.c <nng/nng.h>

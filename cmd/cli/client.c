@@ -2,12 +2,12 @@
 
 #include "cmd/cli/interrupt.h"
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 
 #include <string.h>
 
 #define SEND_MS 10000
 #define SUPERVISOR_MS 10000
-#define LOOK_MS 200
 #define DIAL_MS 20
 #define RESTART_MS 15000
 
@@ -20,21 +20,21 @@ int client_open(const struct instance *instance, const char *file, int interrupt
         return error_set(ret_error, ENOENT, "no instance %s is running: start it with `calypte up MODEL -n %s`",
                          instance->name, instance->name);
     instance_path(instance, file, path);
-    int status = channel_dial(CHANNEL_REQ, path, &ret_client->channel, ret_error);
+    int status = channel_dial(CHANNEL_REQ, path, interrupt_fd, &ret_client->channel, ret_error);
     /* The process behind the socket may be on its way back: its supervisor lives. */
     for (int waited = 0; (status == -ECONNREFUSED || status == -ENOENT) && waited < RESTART_MS; waited += DIAL_MS) {
         if (interrupt_wait(interrupt_fd, -1, DIAL_MS) == WAIT_INTERRUPTED)
             return error_set(ret_error, EINTR, "interrupted");
         if (!instance_alive(instance))
             return error_set(ret_error, ENOENT, "instance %s has ended", instance->name);
-        status = channel_dial(CHANNEL_REQ, path, &ret_client->channel, ret_error);
+        status = channel_dial(CHANNEL_REQ, path, interrupt_fd, &ret_client->channel, ret_error);
     }
     return status;
 }
 
 void client_close(struct client *client)
 {
-    channel_abandon(client->channel); /* a command must not hang at its end */
+    channel_close(client->channel);
     client->channel = NULL;
 }
 
@@ -57,18 +57,17 @@ static int check_answer(const struct client *client, const json_t *answer, struc
                      field ? field : "", field ? ")" : "");
 }
 
-/* A server that dies does not make the descriptor readable; only an attempt to receive says so: hence one now and
- * then. */
 static int receive(struct client *client, int timeout_ms, void **ret_bytes, size_t *ret_size, struct error *ret_error)
 {
-    for (int waited = 0; timeout_ms < 0 || waited < timeout_ms; waited += LOOK_MS) {
-        if (interrupt_wait(client->interrupt_fd, channel_fd(client->channel), LOOK_MS) == WAIT_INTERRUPTED)
+    int64_t start = clock_ms();
+    for (int left = timeout_ms; left != 0; left = clock_left(start, timeout_ms)) {
+        if (interrupt_wait(client->interrupt_fd, channel_fd(client->channel), left) == WAIT_INTERRUPTED)
             return error_set(ret_error, EINTR, "interrupted");
         int status = channel_receive(client->channel, 0, ret_bytes, ret_size, ret_error);
         if (status == -ECONNRESET)
             return error_set(ret_error, ECONNRESET,
                              "instance %s: the process that worked on this request ended; ask again", client->server);
-        if (status != -EAGAIN && status != -ETIMEDOUT)
+        if (status != -EAGAIN)
             return status ? error_prefix(ret_error, status, "instance %s", client->server) : 0;
     }
     return error_set(ret_error, ETIMEDOUT, "instance %s does not answer: see its logs", client->server);

@@ -25,7 +25,7 @@ int main(int argc, char **argv)
     if (heritage_bind_life(&heritage, &error) < 0)
         return fail(&heritage, &error);
 
-    /* Before any socket: nng's threads inherit the mask, so that the signals come through the descriptor alone. */
+    /* Blocked: they come through the descriptor alone. */
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);

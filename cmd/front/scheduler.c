@@ -9,21 +9,6 @@
 #include <string.h>
 
 #define REPEAT_NS (UINT64_C(1000) * 1000000) /* how long a STEP may be in flight before it is sent again */
-#define REDIALS_DOUBLED 5u                   /* the wait for a connection doubles so often */
-
-/* Replaces the connection if there is one; it stays where a new one cannot be made. */
-static int dial_worker(struct scheduler *scheduler, uint32_t w, struct error *ret_error)
-{
-    char path[PATH_MAX];
-    struct channel *channel;
-    snprintf(path, sizeof path, "%s/worker.%" PRIu32 ".ipc", scheduler->rundir, w);
-    int status = channel_dial(CHANNEL_PAIR, path, &channel, ret_error);
-    if (status < 0)
-        return status;
-    channel_close(scheduler->workers[w]);
-    scheduler->workers[w] = channel;
-    return 0;
-}
 
 int scheduler_open(struct scheduler *scheduler, const char *instance, const char *rundir, struct error *ret_error)
 {
@@ -41,9 +26,11 @@ int scheduler_open(struct scheduler *scheduler, const char *instance, const char
         status = kv_pages_init(&scheduler->pages, facts->kv_pages, ret_error);
     if (status == 0)
         sessions_init(&scheduler->sessions, &scheduler->pages);
-    scheduler->rundir = rundir;
-    for (uint32_t w = 0; status == 0 && w < facts->workers; w++)
-        status = dial_worker(scheduler, w, ret_error);
+    for (uint32_t w = 0; status == 0 && w < facts->workers; w++) {
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%s/worker.%" PRIu32 ".ipc", rundir, w);
+        status = channel_dial(CHANNEL_PAIR, path, -1, &scheduler->workers[w], ret_error);
+    }
     if (status < 0) {
         scheduler_close(scheduler);
         return status;
@@ -210,6 +197,35 @@ static void plan_step(struct scheduler *scheduler, struct step_sequence *parts, 
     scheduler->in_flight_logits = logit_rows;
 }
 
+static uint32_t all_workers(const struct scheduler *scheduler)
+{
+    return (1u << scheduler->facts.workers) - 1;
+}
+
+/* Gives the STEP in flight to those of `workers` (bit w: worker w) that take it now. */
+static void send_step(struct scheduler *scheduler, uint32_t workers)
+{
+    struct error error;
+    uint64_t now = clock_ns(); /* before: a worker that has the message may take this CPU from the front */
+    bool first = scheduler->unsent != 0;
+    for (uint32_t w = 0; w < scheduler->facts.workers; w++) {
+        if (!(workers & 1u << w))
+            continue;
+        int status = channel_send(scheduler->workers[w], scheduler->message, scheduler->message_bytes, 0, &error);
+        if (status == -EAGAIN)
+            continue; /* again when it has greeted, or after a while */
+        if (status < 0 && scheduler->unsent & 1u << w) {
+            drop_step(scheduler);
+            end_carried(scheduler, false, "model_error", error.text);
+            return;
+        }
+        scheduler->unsent &= ~(1u << w);
+    }
+    if (first && scheduler->unsent == 0)
+        scheduler->sent_ns = now;
+    scheduler->repeat_ns = now + REPEAT_NS;
+}
+
 /* Builds and sends the next STEP, if there is something to compute and it may be. */
 static void next_step(struct scheduler *scheduler)
 {
@@ -248,10 +264,8 @@ static void next_step(struct scheduler *scheduler)
     }
     scheduler->step_id = step.id;
     scheduler->in_flight = true;
-    scheduler->unsent = (1u << scheduler->facts.workers) - 1;
-    scheduler->redials = 0;
-    scheduler->repeat_ns = clock_ns() + REPEAT_NS;
-    scheduler_send(scheduler);
+    scheduler->unsent = all_workers(scheduler);
+    send_step(scheduler, scheduler->unsent);
 }
 
 /* Steps are started one after another until one is in flight or nothing can be computed: a step that fails at once ends
@@ -263,46 +277,16 @@ static void keep_going(struct scheduler *scheduler)
     while (!scheduler->in_flight && scheduler->running_count > 0 && scheduler_serving(scheduler));
 }
 
-void scheduler_send(struct scheduler *scheduler)
-{
-    struct error error;
-    uint64_t now = clock_ns(); /* before: a worker that has the message may take this CPU from the front */
-    for (uint32_t w = 0; w < scheduler->facts.workers && scheduler->unsent != 0; w++) {
-        if (!(scheduler->unsent & 1u << w))
-            continue;
-        int status = channel_send(scheduler->workers[w], scheduler->message, scheduler->message_bytes, 0, &error);
-        if (status == -EAGAIN || status == -ETIMEDOUT)
-            continue; /* not connected yet: the loop polls for it */
-        if (status < 0) {
-            drop_step(scheduler);
-            end_carried(scheduler, false, "model_error", error.text);
-            return;
-        }
-        scheduler->unsent &= ~(1u << w);
-    }
-    if (scheduler->unsent == 0) {
-        scheduler->sent_ns = now;
-        scheduler->repeat_ns = scheduler->sent_ns + REPEAT_NS;
-    }
-}
-
 int scheduler_repeat(struct scheduler *scheduler)
 {
+    if (scheduler->in_flight && clock_ns() >= scheduler->repeat_ns) {
+        send_step(scheduler, scheduler->unsent != 0 ? scheduler->unsent : all_workers(scheduler));
+        keep_going(scheduler);
+    }
     if (!scheduler->in_flight)
         return -1;
-    uint64_t now = clock_ns(), wait = REPEAT_NS;
-    if (now >= scheduler->repeat_ns) {
-        struct error ignored; /* there will be another time, until the STEP is done or its epoch over */
-        for (uint32_t w = 0; w < scheduler->facts.workers; w++)
-            if (scheduler->unsent & 1u << w)
-                (void)dial_worker(scheduler, w, &ignored); /* sent when the connection stands */
-            else if (scheduler->unsent == 0)
-                (void)channel_send(scheduler->workers[w], scheduler->message, scheduler->message_bytes, 0, &ignored);
-        if (scheduler->unsent != 0 && scheduler->redials < REDIALS_DOUBLED)
-            scheduler->redials++;
-        scheduler->repeat_ns = now + (wait << (scheduler->unsent != 0 ? scheduler->redials : 0));
-    }
-    return (int)((scheduler->repeat_ns - now) / 1000000) + 1;
+    uint64_t now = clock_ns();
+    return now < scheduler->repeat_ns ? (int)((scheduler->repeat_ns - now) / 1000000) + 1 : 0;
 }
 
 int scheduler_add(struct scheduler *scheduler, struct sequence *sequence, struct error *ret_error)
@@ -423,12 +407,16 @@ void scheduler_receive(struct scheduler *scheduler, uint32_t w)
     size_t size;
     uint64_t woken = clock_ns(), sent = scheduler->sent_ns;
     bool waited = scheduler->in_flight;
-    while (channel_receive(scheduler->workers[w], 0, &bytes, &size, NULL) == 0) {
+    int status;
+    while ((status = channel_receive(scheduler->workers[w], 0, &bytes, &size, NULL)) == 0) {
         if (w == 0)
             take_done(scheduler, bytes, size);
         free(bytes);
     }
     bool done = waited && !scheduler->in_flight;
+    /* It may have greeted just now. Where the connection has ended, a new one has time until the STEP is repeated. */
+    if (status == -EAGAIN && scheduler->unsent & 1u << w)
+        send_step(scheduler, 1u << w);
     keep_going(scheduler);
     if (done) {
         uint64_t end = scheduler->in_flight && scheduler->unsent == 0 ? scheduler->sent_ns : clock_ns();

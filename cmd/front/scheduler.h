@@ -78,7 +78,6 @@ struct scheduler {
     struct control *control;
     struct segment exchange;
     struct exchange_layout layout;
-    const char *rundir; /* the caller's */
     struct channel *workers[MAX_WORKERS];
     struct kv_pages pages;
     struct sessions sessions;
@@ -92,8 +91,7 @@ struct scheduler {
     uint32_t in_flight_logits; /* rows of logits that it asked for */
     void *message;             /* its bytes */
     size_t message_bytes;
-    uint32_t unsent;  /* bit w: worker w has not got the message */
-    uint32_t redials; /* times that those of `unsent` were dialled again */
+    uint32_t unsent; /* bit w: worker w has not got the message */
 };
 
 /* Attaches the segments of `instance` and dials `<rundir>/worker.<i>.ipc`. */
@@ -108,15 +106,13 @@ int scheduler_add(struct scheduler *scheduler, struct sequence *sequence, struct
 /* Takes a sequence out. Its method's end() is called: at once, or when the STEP in flight that carries it is done. */
 void scheduler_cancel(struct scheduler *scheduler, struct sequence *sequence);
 
-/* What the loop tells it: worker `w` sent something; worker `w` can be sent to; epoch or serving changed. */
+/* What the loop tells it: the channel of worker `w` polls readable; epoch or serving changed. */
 void scheduler_receive(struct scheduler *scheduler, uint32_t w);
-void scheduler_send(struct scheduler *scheduler);
 void scheduler_wake(struct scheduler *scheduler);
 
-/* Sends a STEP again that has been in flight for long: a message can be lost where a connection is replaced, and workers
- * run a STEP once however often it comes. Dials a worker again that has not taken it: nng's dialer does not try again
- * once the other side has died between connect() and the greeting. May replace channels: call it before their
- * descriptors are gathered. Returns after how many ms to call it again; -1: nothing is in flight. */
+/* Sends a STEP again that has been in flight for a second: a message can be lost where a connection ends, and workers run a
+ * STEP once however often it comes. A worker that has not taken it yet is connected to again where that is needed. Returns
+ * after how many ms to call it again; -1: nothing is in flight. */
 int scheduler_repeat(struct scheduler *scheduler);
 
 /* Starts what can start: after scheduler_add and scheduler_cancel. */

@@ -44,7 +44,7 @@ static int open_socket(struct front *front, const char *rundir, struct error *re
     int length = snprintf(path, sizeof path, "%s/api.ipc", rundir);
     if (length < 0 || (size_t)length >= sizeof path)
         return error_set(ret_error, ENAMETOOLONG, "%.100s...: too long for the path of a socket", rundir);
-    return reply_socket_listen(REPLY_REP, path, RECEIVE_MAX, &front->socket, ret_error);
+    return reply_socket_listen(SP_REP, path, RECEIVE_MAX, &front->socket, ret_error);
 }
 
 static int open_tokenizer(struct front *front, struct error *ret_error)
@@ -124,7 +124,7 @@ static void take_wake(struct front *front, int wake_fd)
     scheduler_wake(&front->scheduler);
 }
 
-enum { POLL_SIGNAL, POLL_WAKE, POLL_REQUEST, POLL_WORKER, POLL_MAX = POLL_WORKER + 2 * MAX_WORKERS };
+enum { POLL_SIGNAL, POLL_WAKE, POLL_REQUEST, POLL_WORKER, POLL_MAX = POLL_WORKER + MAX_WORKERS };
 
 int server_run(struct front *front, const struct heritage *heritage, int signal_fd, struct error *ret_error)
 {
@@ -143,9 +143,6 @@ int server_run(struct front *front, const struct heritage *heritage, int signal_
         nfds_t count = POLL_WORKER;
         for (uint32_t w = 0; w < workers; w++)
             fds[count++] = (struct pollfd){.fd = channel_fd(scheduler->workers[w]), .events = POLLIN};
-        for (uint32_t w = 0; w < workers; w++)
-            if (scheduler->unsent & 1u << w)
-                fds[count++] = (struct pollfd){.fd = channel_send_fd(scheduler->workers[w]), .events = POLLIN};
 
         int ready = poll(fds, count, patience < 0 || (repeat >= 0 && repeat < patience) ? repeat : patience);
         if (ready < 0 && errno != EINTR)
@@ -159,11 +156,6 @@ int server_run(struct front *front, const struct heritage *heritage, int signal_
         for (uint32_t w = 0; w < workers; w++)
             if (fds[POLL_WORKER + w].revents)
                 scheduler_receive(scheduler, w);
-        for (nfds_t i = POLL_WORKER + workers; i < count; i++)
-            if (fds[i].revents) {
-                scheduler_send(scheduler);
-                break;
-            }
         if (fds[POLL_REQUEST].revents)
             take_requests(front);
     }

@@ -7,7 +7,7 @@
 struct front;
 
 /* Attaches the instance's segments, opens its tokenizer and its sockets. The caller has blocked the signals that
- * `signal_fd` reads: nng's threads inherit the mask. Thread: main. */
+ * `signal_fd` reads. Thread: main. */
 int server_open(const struct heritage *heritage, struct front **ret_front, struct error *ret_error);
 
 /* Serves until signal_fd (a signalfd) is readable. Idle it sleeps: no timers, no CPU. */

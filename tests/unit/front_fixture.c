@@ -399,7 +399,7 @@ struct channel *fixture_dial(struct fixture *fixture)
 {
     struct channel *channel;
     struct error error;
-    must(channel_dial(CHANNEL_REQ, fixture->socket, &channel, &error), &error);
+    must(channel_dial(CHANNEL_REQ, fixture->socket, -1, &channel, &error), &error);
     return channel;
 }
 

@@ -71,18 +71,21 @@ static void test_pair(void **state)
     struct error error = {""};
     void *bytes;
     size_t size;
-    /* dialled first: it connects when the other side listens */
-    assert_int_equal(channel_dial(CHANNEL_PAIR, fixture->path, &front, &error), 0);
+    /* dialled first: a send connects when the other side listens */
+    assert_int_equal(channel_dial(CHANNEL_PAIR, fixture->path, -1, &front, &error), 0);
     assert_int_equal(channel_send(front, "early", 5, 0, &error), -EAGAIN);
-    assert_false(readable(channel_send_fd(front), 0));
+    assert_int_equal(channel_receive(front, 0, &bytes, &size, &error), -ECONNRESET);
+    assert_false(readable(channel_fd(front), 0));
     assert_int_equal(channel_listen(CHANNEL_PAIR, fixture->path, &worker, &error), 0);
     struct stat status;
     assert_int_equal(stat(fixture->path, &status), 0);
     assert_int_equal(status.st_mode & 0777, 0600);
-    assert_false(readable(channel_send_fd(front), 0)); /* nobody has greeted it: a listener has no threads */
+    assert_int_equal(channel_send(front, "early", 5, 0, &error),
+                     -EAGAIN); /* nobody has greeted it: a listener has no threads */
+    assert_false(readable(channel_fd(front), 0));
     assert_true(readable(channel_fd(worker), 5000));
     assert_int_equal(channel_receive(worker, 0, &bytes, &size, &error), -EAGAIN);
-    assert_true(readable(channel_send_fd(front), 5000));
+    assert_true(readable(channel_fd(front), 5000));
     assert_int_equal(channel_receive(worker, 10, &bytes, &size, &error), -ETIMEDOUT);
     assert_int_equal(channel_send(front, "step", 4, 5000, &error), 0);
     assert_true(readable(channel_fd(worker), 5000));
@@ -93,7 +96,8 @@ static void test_pair(void **state)
     /* the worker ends and another takes its place */
     channel_close(worker);
     assert_int_equal(channel_listen(CHANNEL_PAIR, fixture->path, &worker, &error), 0);
-    assert_int_equal(channel_send(worker, "lost", 4, 5000, &error), 0); /* it has heard of nobody */
+    assert_int_equal(channel_send(worker, "lost", 4, 5000, &error), 0);    /* it has heard of nobody */
+    assert_int_equal(channel_send(front, "again", 5, 0, &error), -EAGAIN); /* but it connects */
     assert_true(readable(channel_fd(worker), 5000));
     assert_int_equal(channel_receive(worker, 0, &bytes, &size, &error), -EAGAIN);
     assert_int_equal(channel_send(front, "again", 5, 5000, &error), 0);
@@ -103,7 +107,7 @@ static void test_pair(void **state)
 
     /* a front that dies is followed by another while its connection still stands */
     struct channel *next;
-    assert_int_equal(channel_dial(CHANNEL_PAIR, fixture->path, &next, &error), 0);
+    assert_int_equal(channel_dial(CHANNEL_PAIR, fixture->path, -1, &next, &error), 0);
     assert_true(readable(channel_fd(worker), 5000));
     assert_int_equal(channel_receive(worker, 0, &bytes, &size, &error), -EAGAIN);
     assert_int_equal(channel_send(next, "hello", 5, 5000, &error), 0);
@@ -137,13 +141,13 @@ static void test_request(void **state)
     struct fixture *fixture = *state;
     struct channel *server, *client;
     struct error error = {""};
-    int status = channel_dial(CHANNEL_REQ, fixture->path, &client, &error);
+    int status = channel_dial(CHANNEL_REQ, fixture->path, -1, &client, &error);
     assert_true(status == -ENOENT || status == -ECONNREFUSED);
     assert_non_null(strstr(error.text, fixture->path));
     assert_int_equal(channel_listen(CHANNEL_REP, fixture->path, &server, &error), 0);
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, serve_two, server), 0);
-    assert_int_equal(channel_dial(CHANNEL_REQ, fixture->path, &client, &error), 0);
+    assert_int_equal(channel_dial(CHANNEL_REQ, fixture->path, -1, &client, &error), 0);
     _cleanup_free_ char *bytes = malloc(BIG);
     assert_non_null(bytes);
     memset(bytes, 'x', BIG);
@@ -195,8 +199,8 @@ static void test_server_ends(void **state)
     assert_int_equal(listen(listener, 1), 0);
     assert_int_equal(pthread_create(&thread, NULL, accept_and_close, &listener), 0);
     void *read_greeting;
-    assert_int_equal(channel_dial(CHANNEL_REQ, fixture->path, &channel, &error), -ECONNREFUSED);
-    assert_int_equal(channel_dial(CHANNEL_REQ, fixture->path, &channel, &error), -ECONNREFUSED);
+    assert_int_equal(channel_dial(CHANNEL_REQ, fixture->path, -1, &channel, &error), -ECONNREFUSED);
+    assert_int_equal(channel_dial(CHANNEL_REQ, fixture->path, -1, &channel, &error), -ECONNREFUSED);
     pthread_join(thread, &read_greeting);
     assert_ptr_equal(read_greeting, &listener);
     close(listener);
@@ -215,7 +219,7 @@ static void test_long_path(void **state)
     assert_int_equal(channel_listen(CHANNEL_PAIR, path, &channel, &error), -ENAMETOOLONG);
     assert_non_null(strstr(error.text, "107"));
     assert_non_null(strstr(error.text, "CALYPTE_RUNTIME_DIR"));
-    assert_int_equal(channel_dial(CHANNEL_REQ, path, &channel, &error), -ENAMETOOLONG);
+    assert_int_equal(channel_dial(CHANNEL_REQ, path, -1, &channel, &error), -ENAMETOOLONG);
 }
 
 #define ARGV(...) ((char *[]){(char[]){"program"}, __VA_ARGS__})

@@ -36,7 +36,7 @@ static int set_up(void **state)
     strcpy(fixture->folder, "/tmp/calypte-reply-XXXXXX");
     assert_non_null(mkdtemp(fixture->folder));
     snprintf(fixture->path, sizeof fixture->path, "%s/socket", fixture->folder);
-    assert_int_equal(reply_socket_listen(REPLY_REP, fixture->path, MOST, &fixture->socket, &error), 0);
+    assert_int_equal(reply_socket_listen(SP_REP, fixture->path, MOST, &fixture->socket, &error), 0);
     *state = fixture;
     return 0;
 }
@@ -316,7 +316,7 @@ static void test_last_answer(void **state)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     struct error error;
-    assert_int_equal(reply_socket_listen(REPLY_REP, fixture->path, MOST, &fixture->socket, &error), 0);
+    assert_int_equal(reply_socket_listen(SP_REP, fixture->path, MOST, &fixture->socket, &error), 0);
 }
 
 static void test_place(void **state)
@@ -327,7 +327,7 @@ static void test_place(void **state)
     struct stat status;
     assert_int_equal(stat(fixture->path, &status), 0);
     assert_int_equal(status.st_mode & 0777, 0600);
-    assert_int_equal(reply_socket_listen(REPLY_REP, fixture->path, MOST, &second, &error), -EADDRINUSE);
+    assert_int_equal(reply_socket_listen(SP_REP, fixture->path, MOST, &second, &error), -EADDRINUSE);
     assert_non_null(strstr(error.text, fixture->path));
     settle(fixture);
     reply_socket_close(fixture->socket);
@@ -337,7 +337,7 @@ static void test_place(void **state)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
     close(fd);
-    assert_int_equal(reply_socket_listen(REPLY_REP, fixture->path, MOST, &fixture->socket, &error), 0);
+    assert_int_equal(reply_socket_listen(SP_REP, fixture->path, MOST, &fixture->socket, &error), 0);
 }
 
 /* A child that has just been forked holds every descriptor for a moment: a connection that was ended meanwhile is heard of no more. */

@@ -100,7 +100,7 @@ static void start_worker(const struct engine *engine, uint32_t index, struct pro
     char path[256];
     snprintf(path, sizeof path, "%s/worker.%u.ipc", engine->rundir, index);
     ret_process->pid = pid;
-    if (channel_dial(CHANNEL_PAIR, path, &ret_process->channel, &error) < 0)
+    if (channel_dial(CHANNEL_PAIR, path, -1, &ret_process->channel, &error) < 0)
         fail_msg("%s", error.text);
 }
 
@@ -274,7 +274,7 @@ static void test_front_dies(void **state)
         connect_and_die(engine);
         assert_int_equal(control_raise_epoch(engine->control), epoch);
         wait_acknowledged(engine, 0, epoch);
-        if (channel_dial(CHANNEL_PAIR, path, &worker.channel, &error) < 0)
+        if (channel_dial(CHANNEL_PAIR, path, -1, &worker.channel, &error) < 0)
             fail_msg("%s", error.text);
         struct step step = step_of(epoch);
         send_step(&worker, &step);
