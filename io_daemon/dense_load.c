@@ -3,18 +3,20 @@
 #include "proto/cleanup.h"
 #include "shm/dense.h"
 
+#include <pthread.h>
 #include <string.h>
 
 #define EXPONENTS "experts.exponents"
 #define PADDING "padding" /* fills a file up to 4096; no weight */
 #define POPULATE_THREADS 4u
+#define POPULATE_STRETCH ((size_t)128 << 20) /* has memory before the next is begun, and can be read into */
 
 /* Where everything goes in the segment. */
 struct dense_plan {
     struct tensor *tensors; /* [count], sorted by name */
     uint32_t count;
     uint64_t *data; /* [dense files] where each file's data region starts */
-    uint64_t tensors_offset, exponents_offset;
+    uint64_t tensors_offset, exponents_offset, exponents_end;
     size_t bytes;
 };
 
@@ -63,7 +65,7 @@ static int make_plan(const struct container *container, struct dense_plan *plan,
     plan->exponents_offset = align_up(plan->tensors_offset + most * sizeof(struct tensor), DISK_ALIGN);
     struct tensor exponents = exponents_tensor(container, plan->exponents_offset);
     plan->tensors[plan->count++] = exponents;
-    uint64_t end = align_up(plan->exponents_offset + exponents.bytes, DISK_ALIGN);
+    uint64_t end = plan->exponents_end = align_up(plan->exponents_offset + exponents.bytes, DISK_ALIGN);
     for (size_t f = 0; f < container->dense_count; f++) {
         const struct safetensors *file = &container->dense[f].header;
         plan->data[f] = end;
@@ -92,6 +94,45 @@ struct dense_progress {
     uint32_t copy, tried;         /* from where; bit c: copy c was not good */
     const struct tensor *damaged; /* a tensor whose checksum differs, of the last reading */
 };
+
+/* The segment gets its memory in the order in which it is read into, by threads that are ahead of the reads. */
+struct dense_memory {
+    const struct dense_load *load;
+    const struct segment *segment;
+    pthread_t thread;
+    _Atomic size_t ready; /* bytes from the beginning on that have memory */
+    _Atomic bool stop, failed;
+    struct error error; /* of `failed` */
+    int status;
+};
+
+static void ring_doorbell(const struct dense_load *load)
+{
+    uint64_t one = 1;
+    (void)!write(load->doorbell_fd, &one, sizeof(one)); /* fails only when it rings already */
+}
+
+static void *make_memory(void *argument)
+{
+    struct dense_memory *memory = argument;
+    const struct segment_options options = {
+        .node = -1, .hugepages = memory->load->hugepages, .populate_threads = POPULATE_THREADS};
+    size_t bytes = memory->segment->bytes, ready = atomic_load(&memory->ready);
+    while (ready < bytes && !atomic_load(&memory->stop)) {
+        size_t stretch = bytes - ready < POPULATE_STRETCH ? bytes - ready : POPULATE_STRETCH;
+        memory->status = segment_populate_mapped(memory->load->instance, "dense", memory->segment, ready, stretch,
+                                                 &options, &memory->error);
+        if (memory->status < 0) {
+            atomic_store(&memory->failed, true);
+            ring_doorbell(memory->load);
+            break;
+        }
+        ready += stretch;
+        atomic_store(&memory->ready, ready);
+        ring_doorbell(memory->load);
+    }
+    return NULL;
+}
 
 static bool keep_segment(const struct dense_load *load, const struct dense_plan *plan)
 {
@@ -146,14 +187,32 @@ static int piece_failure(const char *path, const struct piece *piece, struct err
                      (unsigned long long)piece->read.offset, strerror(-piece->status));
 }
 
-/* Waits until `count` pieces are back; after a failure takes back what is not in flight. `ret_read`: 0, or the result of
- * the read that failed. */
-static int wait_for_pieces(struct dense_load *load, const char *path, uint64_t count, int *ret_read,
-                           struct error *ret_error)
+/* Adds the pieces from `added` on whose memory is there. */
+static uint64_t add_pieces(const struct dense_load *load, struct piece *pieces, uint64_t count, uint64_t added)
+{
+    const char *ready = (const char *)load->memory->segment->base + atomic_load(&load->memory->ready);
+    while (added < count && (const char *)pieces[added].read.buffer + pieces[added].read.bytes <= ready)
+        reader_add(load->reader, &pieces[added++]);
+    return added;
+}
+
+static int memory_failure(const struct dense_memory *memory, struct error *ret_error)
+{
+    *ret_error = memory->error;
+    return memory->status;
+}
+
+/* Reads the pieces; after a failure takes back what is not in flight. `ret_read`: 0, or the result of the read that
+ * failed. */
+static int read_pieces(struct dense_load *load, const char *path, struct piece *pieces, uint64_t count, int *ret_read,
+                       struct error *ret_error)
 {
     int status = 0;
+    uint64_t added = 0, back = 0;
     *ret_read = 0;
-    while (count) {
+    while (status == 0 ? back < count : back < added) {
+        if (status == 0)
+            added = add_pieces(load, pieces, count, added);
         struct piece *finished;
         uint32_t events;
         struct error ignored;
@@ -161,7 +220,7 @@ static int wait_for_pieces(struct dense_load *load, const char *path, uint64_t c
         if (waited < 0)
             return waited;
         for (; finished; finished = finished->next) {
-            count--;
+            back++;
             if (finished->status < 0 && status == 0) {
                 *ret_read = finished->status;
                 status = piece_failure(path, finished, ret_error);
@@ -169,11 +228,13 @@ static int wait_for_pieces(struct dense_load *load, const char *path, uint64_t c
         }
         if (events & IO_EVENT_DOORBELL)
             empty_doorbell(load);
+        if (atomic_load(&load->memory->failed) && status == 0)
+            status = memory_failure(load->memory, ret_error);
         if ((events & IO_EVENT_STOP) && status == 0)
             status = error_set(ret_error, ECANCELED, "told to stop while the dense weights were loaded");
         if (status < 0) {
             for (struct piece *piece = reader_withdraw(load->reader); piece; piece = piece->next)
-                count--;
+                back++;
         }
     }
     return status;
@@ -199,9 +260,8 @@ static int read_copy(struct dense_load *load, size_t f, char *base, int *ret_rea
                                           .bytes = bytes - done < PIECE_BYTES ? bytes - done : PIECE_BYTES,
                                           .offset = file->data_offset + done};
         pieces[i].drive = opened->drive;
-        reader_add(load->reader, &pieces[i]);
     }
-    int status = wait_for_pieces(load, path, count, ret_read, ret_error);
+    int status = read_pieces(load, path, pieces, count, ret_read, ret_error);
     if (load->reader->flying)
         take_pointer(pieces); /* waiting itself failed: the process ends with reads in flight, their memory must stay */
     return status;
@@ -327,6 +387,24 @@ static int fill_data(struct dense_load *load, const struct dense_plan *plan, cha
     return status;
 }
 
+/* Fills the data while the segment gets its memory. */
+static int fill_segment(struct dense_load *load, const struct dense_plan *plan, const struct segment *segment,
+                        struct error *ret_error)
+{
+    struct dense_memory memory = {.load = load, .segment = segment};
+    atomic_init(&memory.ready, plan->exponents_end);
+    int code = pthread_create(&memory.thread, NULL, make_memory, &memory);
+    if (code)
+        return error_set(ret_error, code, "dense weights: a thread that populates cannot be started: %s",
+                         strerror(code));
+    load->memory = &memory;
+    int status = fill_data(load, plan, segment->base, ret_error);
+    atomic_store(&memory.stop, true);
+    pthread_join(memory.thread, NULL);
+    load->memory = NULL;
+    return status;
+}
+
 int dense_load(struct dense_load *load, struct error *ret_error)
 {
     _cleanup_(free_plan) struct dense_plan plan = {0};
@@ -338,13 +416,16 @@ int dense_load(struct dense_load *load, struct error *ret_error)
         return error_set(ret_error, -status, "shared memory of the dense weights of instance %s cannot be removed: %s",
                          load->instance, strerror(-status));
     struct segment segment;
-    struct segment_options options = {
-        .kind = SEGMENT_DENSE, .node = -1, .hugepages = load->hugepages, .populate_threads = POPULATE_THREADS};
+    struct segment_options options = {.kind = SEGMENT_DENSE,
+                                      .node = -1,
+                                      .hugepages = load->hugepages,
+                                      .sparse = true,
+                                      .head_bytes = plan.exponents_end};
     status = segment_create(load->instance, "dense", plan.bytes, &options, &segment, ret_error);
     if (status < 0)
         return status;
     fill_directory(load, &plan, &segment);
-    status = fill_data(load, &plan, segment.base, ret_error);
+    status = fill_segment(load, &plan, &segment, ret_error);
     if (status == 0)
         atomic_store_explicit(&((struct dense_header *)segment.base)->ready, 1, memory_order_release);
     else

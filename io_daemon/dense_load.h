@@ -5,6 +5,7 @@
 #include "io_daemon/verify.h"
 
 struct dense_progress;
+struct dense_memory;
 
 struct dense_load {
     const char *instance;
@@ -15,7 +16,9 @@ struct dense_load {
     int doorbell_fd;
     bool verify;
     bool hugepages;
-    struct dense_progress *progress; /* [dense files], while dense_load runs */
+    /* while dense_load runs */
+    struct dense_progress *progress; /* [dense files] */
+    struct dense_memory *memory;
 };
 
 /* Leaves a segment that is ready, every tensor verified where `verify` says so; one of the same container that stands

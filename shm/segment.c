@@ -186,7 +186,8 @@ static int segment_fill(const char *name, int fd, size_t bytes, const struct seg
                         struct error *ret_error)
 {
     /* Asking first saves filling the whole mount only to give it back; the populate below is what counts. */
-    if (!options->sparse && bytes_free(fd) < bytes)
+    size_t populated = options->sparse ? options->head_bytes : bytes;
+    if (populated && bytes_free(fd) < bytes)
         return no_space(name, fd, bytes, ENOSPC, ret_error);
     if (ftruncate(fd, (off_t)bytes) < 0)
         return error_set(ret_error, errno, "shared memory %s cannot get %zu bytes: %s", name, bytes, strerror(errno));
@@ -194,7 +195,7 @@ static int segment_fill(const char *name, int fd, size_t bytes, const struct seg
     if (base == MAP_FAILED)
         return error_set(ret_error, errno, "shared memory %s of %zu bytes cannot be mapped: %s", name, bytes,
                          strerror(errno));
-    int code = options->sparse ? 0 : fill_stretch(base, 0, bytes, options, fd);
+    int code = populated ? fill_stretch(base, 0, populated, options, fd) : 0;
     if (code) {
         munmap(base, bytes);
         return no_space(name, fd, bytes, code, ret_error);
@@ -211,7 +212,8 @@ int segment_create(const char *instance, const char *part, size_t bytes, const s
     if (status < 0)
         return status;
     bool raw = options->kind == SEGMENT_RAW;
-    if (bytes == 0 || bytes > INT64_MAX || (!raw && bytes < sizeof(struct segment_header)))
+    size_t head = options->sparse ? options->head_bytes : bytes; /* what may be touched when this returns */
+    if (bytes == 0 || bytes > INT64_MAX || head > bytes || (!raw && head < sizeof(struct segment_header)))
         return error_set(ret_error, EINVAL, "shared memory %s cannot have %zu bytes", name, bytes);
     _cleanup_close_ int fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0)
@@ -300,29 +302,36 @@ void segment_detach(struct segment *segment)
     *segment = (struct segment){0};
 }
 
-int segment_populate(const char *instance, const char *part, size_t bytes_expected, size_t offset, size_t bytes,
-                     const struct segment_options *options, struct error *ret_error)
+int segment_populate_mapped(const char *instance, const char *part, const struct segment *segment, size_t offset,
+                            size_t bytes, const struct segment_options *options, struct error *ret_error)
 {
     char name[SEGMENT_NAME_MAX];
-    struct segment segment = {0};
     int status = segment_name(instance, part, name, ret_error);
-    if (status == 0)
-        status = segment_attach(instance, part, SEGMENT_RAW, bytes_expected, true, &segment, ret_error);
     if (status < 0)
         return status;
     _cleanup_close_ int fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
     int code = fd < 0 ? errno : 0;
-    if (fd >= 0 && (offset > segment.bytes || bytes > segment.bytes - offset))
+    if (fd >= 0 && (offset > segment->bytes || bytes > segment->bytes - offset))
         code = EINVAL;
     if (!code && bytes_free(fd) < bytes)
         code = ENOSPC;
     if (!code) {
-        code = fill_stretch(segment.base, offset, bytes, options, fd);
+        code = fill_stretch(segment->base, offset, bytes, options, fd);
         if (code)
             (void)segment_punch(instance, part, offset, bytes, NULL);
     }
-    segment_detach(&segment);
     return code ? no_space(name, fd, bytes, code, ret_error) : 0;
+}
+
+int segment_populate(const char *instance, const char *part, size_t bytes_expected, size_t offset, size_t bytes,
+                     const struct segment_options *options, struct error *ret_error)
+{
+    struct segment segment = {0};
+    int status = segment_attach(instance, part, SEGMENT_RAW, bytes_expected, true, &segment, ret_error);
+    if (status == 0)
+        status = segment_populate_mapped(instance, part, &segment, offset, bytes, options, ret_error);
+    segment_detach(&segment);
+    return status;
 }
 
 int segment_punch(const char *instance, const char *part, size_t offset, size_t bytes, struct error *ret_error)

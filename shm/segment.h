@@ -41,12 +41,14 @@ struct segment {
 /* Creates, sizes, maps and populates (MADV_POPULATE_WRITE by `populate_threads` threads; 1 for small ones) a
  * segment, so that a full /dev/shm or cgroup is an error here (ENOSPC/ENOMEM, naming the segment, the bytes wanted,
  * the bytes free and the remedy) and never a SIGBUS later. `node` >= 0 binds the memory to that NUMA node first.
- * `hugepages` advises MADV_HUGEPAGE. `sparse` leaves a raw segment without memory, for segment_populate to fill. An
+ * `hugepages` advises MADV_HUGEPAGE. `sparse` gives memory to the first `head_bytes` alone and leaves the rest to
+ * segment_populate; it must not be touched before. With a head the room for all of it is asked for all the same. An
  * existing object of the same name is -EEXIST. On failure nothing is left behind. Any thread. */
 struct segment_options {
     enum segment_kind kind;
     int node; /* -1: no binding */
     bool hugepages, sparse;
+    size_t head_bytes;         /* of a sparse one: 0 where it is raw, else from its header on */
     uint32_t populate_threads; /* 0: one for each core of the node that this process may use */
     bool background;           /* the populating threads are niced: others are at work */
 };
@@ -65,6 +67,10 @@ void segment_detach(struct segment *segment);
  * multiples of 4096. Any thread. */
 int segment_populate(const char *instance, const char *part, size_t bytes_expected, size_t offset, size_t bytes,
                      const struct segment_options *options, struct error *ret_error);
+
+/* The same for a segment that the caller has mapped, of any kind: its mapping then has the pages too. */
+int segment_populate_mapped(const char *instance, const char *part, const struct segment *segment, size_t offset,
+                            size_t bytes, const struct segment_options *options, struct error *ret_error);
 
 /* Takes the memory of such a stretch back (FALLOC_FL_PUNCH_HOLE): who maps it reads zeros. Repeatable. Any thread. */
 int segment_punch(const char *instance, const char *part, size_t offset, size_t bytes, struct error *ret_error);
