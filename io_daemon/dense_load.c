@@ -393,14 +393,14 @@ static int fill_segment(struct dense_load *load, const struct dense_plan *plan, 
 {
     struct dense_memory memory = {.load = load, .segment = segment};
     atomic_init(&memory.ready, plan->exponents_end);
-    int code = pthread_create(&memory.thread, NULL, make_memory, &memory);
-    if (code)
-        return error_set(ret_error, code, "dense weights: a thread that populates cannot be started: %s",
-                         strerror(code));
+    bool ahead = pthread_create(&memory.thread, NULL, make_memory, &memory) == 0;
+    if (!ahead) /* all of it first, then */
+        make_memory(&memory);
     load->memory = &memory;
     int status = fill_data(load, plan, segment->base, ret_error);
     atomic_store(&memory.stop, true);
-    pthread_join(memory.thread, NULL);
+    if (ahead)
+        pthread_join(memory.thread, NULL);
     load->memory = NULL;
     return status;
 }
