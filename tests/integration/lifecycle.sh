@@ -176,7 +176,8 @@ refusals() {
     expect_line 1 "no instance $NAME is running.*calypte up" calypte run -n "$NAME" hello
 
     note "what does not fit, or is wrong, is one line and leaves nothing"
-    expect_line 1 "pool=1000 holds 0 experts.*--pool 262144" calypte up "$CALYPTE_MODEL" -n "$NAME" --pool 1000
+    expect_line 1 "pool=5000 holds 0 experts.*--pool 262144" calypte up "$CALYPTE_MODEL" -n "$NAME" --pool 5000
+    expect_line 2 "pool cannot be .1000.; allowed: auto, bytes like 64G.*80%" calypte up "$CALYPTE_MODEL" -n "$NAME" --pool 1000
     expect_line 1 "context=5000.*4096" calypte up "$CALYPTE_MODEL" -n "$NAME" --context 5000
     expect_line 1 "nowhere.*calypte convert" calypte up "$SCRATCH/nowhere" -n "$NAME"
     expect_line 1 "calypte.json" calypte up "$SCRATCH" -n "$NAME"
