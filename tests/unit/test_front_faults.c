@@ -545,5 +545,7 @@ int main(void)
         FRONT_TEST(test_unfetched),      FRONT_TEST(test_idle),
         FRONT_TEST(test_stopped),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    nng_fini(); /* it frees closed sockets in a thread of its own, which the end of the process may overtake */
+    return failed;
 }

@@ -248,7 +248,7 @@ static void test_neighbour_dies(void **state)
     }
 }
 
-/* Connects as a front that dies before nng's greeting. */
+/* Connects as a front that dies before the greeting. */
 static void connect_and_die(const struct engine *engine)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
