@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #define EXPONENTS "experts.exponents"
 #define PADDING "padding" /* fills a file up to 4096; no weight */
@@ -171,10 +172,15 @@ static void collect_verdicts(struct dense_load *load, size_t *left)
     }
 }
 
-static void empty_doorbell(const struct dense_load *load)
+/* Each is told once. `status`: what has gone wrong before. */
+static int heed_events(const struct dense_load *load, uint32_t events, int status, struct error *ret_error)
 {
     uint64_t rings;
-    (void)!read(load->doorbell_fd, &rings, sizeof(rings)); /* non-blocking; empty already is fine */
+    if (events & IO_EVENT_DOORBELL)
+        (void)!read(load->doorbell_fd, &rings, sizeof(rings)); /* non-blocking; empty already is fine */
+    if ((events & IO_EVENT_STOP) && status == 0)
+        return error_set(ret_error, ECANCELED, "told to stop while the dense weights were loaded");
+    return status;
 }
 
 static int piece_failure(const char *path, const struct piece *piece, struct error *ret_error)
@@ -226,12 +232,9 @@ static int read_pieces(struct dense_load *load, const char *path, struct piece *
                 status = piece_failure(path, finished, ret_error);
             }
         }
-        if (events & IO_EVENT_DOORBELL)
-            empty_doorbell(load);
+        status = heed_events(load, events, status, ret_error);
         if (atomic_load(&load->memory->failed) && status == 0)
             status = memory_failure(load->memory, ret_error);
-        if ((events & IO_EVENT_STOP) && status == 0)
-            status = error_set(ret_error, ECANCELED, "told to stop while the dense weights were loaded");
         if (status < 0) {
             for (struct piece *piece = reader_withdraw(load->reader); piece; piece = piece->next)
                 back++;
@@ -312,10 +315,12 @@ static int wait_for_verdicts(struct dense_load *load, size_t left, int status, s
         struct piece *finished;
         uint32_t events;
         int waited = reader_wait(load->reader, -1, &finished, &events, status ? &ignored : ret_error);
-        if (waited < 0)
+        if (waited < 0) {
+            for (; left > 0; collect_verdicts(load, &left))
+                usleep(1000); /* jobs and data are the verify thread's until then */
             return status ? status : waited;
-        if (events & IO_EVENT_DOORBELL)
-            empty_doorbell(load);
+        }
+        status = heed_events(load, events, status, ret_error);
     }
 }
 
