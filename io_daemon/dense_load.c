@@ -17,8 +17,9 @@ struct dense_plan {
     struct tensor *tensors; /* [count], sorted by name */
     uint32_t count;
     uint64_t *data; /* [dense files] where each file's data region starts */
-    uint64_t tensors_offset, exponents_offset, exponents_end;
+    uint64_t tensors_offset, exponents_offset;
     size_t bytes;
+    size_t head_bytes; /* the directory and the exponents, to the end of their last huge page */
 };
 
 static uint64_t align_up(uint64_t value, uint64_t to)
@@ -66,7 +67,8 @@ static int make_plan(const struct container *container, struct dense_plan *plan,
     plan->exponents_offset = align_up(plan->tensors_offset + most * sizeof(struct tensor), DISK_ALIGN);
     struct tensor exponents = exponents_tensor(container, plan->exponents_offset);
     plan->tensors[plan->count++] = exponents;
-    uint64_t end = plan->exponents_end = align_up(plan->exponents_offset + exponents.bytes, DISK_ALIGN);
+    uint64_t end = align_up(plan->exponents_offset + exponents.bytes, DISK_ALIGN);
+    plan->head_bytes = align_up(end, HUGE_PAGE);
     for (size_t f = 0; f < container->dense_count; f++) {
         const struct safetensors *file = &container->dense[f].header;
         plan->data[f] = end;
@@ -80,6 +82,7 @@ static int make_plan(const struct container *container, struct dense_plan *plan,
         }
     }
     plan->bytes = end;
+    plan->head_bytes = plan->head_bytes < end ? plan->head_bytes : end;
     qsort(plan->tensors, plan->count, sizeof(*plan->tensors), compare_tensors);
     for (uint32_t t = 1; t < plan->count; t++) {
         if (strcmp(plan->tensors[t - 1].name, plan->tensors[t].name) == 0)
@@ -397,7 +400,7 @@ static int fill_segment(struct dense_load *load, const struct dense_plan *plan, 
                         struct error *ret_error)
 {
     struct dense_memory memory = {.load = load, .segment = segment};
-    atomic_init(&memory.ready, plan->exponents_end);
+    atomic_init(&memory.ready, plan->head_bytes);
     bool ahead = pthread_create(&memory.thread, NULL, make_memory, &memory) == 0;
     if (!ahead) /* all of it first, then */
         make_memory(&memory);
@@ -421,11 +424,8 @@ int dense_load(struct dense_load *load, struct error *ret_error)
         return error_set(ret_error, -status, "shared memory of the dense weights of instance %s cannot be removed: %s",
                          load->instance, strerror(-status));
     struct segment segment;
-    struct segment_options options = {.kind = SEGMENT_DENSE,
-                                      .node = -1,
-                                      .hugepages = load->hugepages,
-                                      .sparse = true,
-                                      .head_bytes = plan.exponents_end};
+    struct segment_options options = {
+        .kind = SEGMENT_DENSE, .node = -1, .hugepages = load->hugepages, .sparse = true, .head_bytes = plan.head_bytes};
     status = segment_create(load->instance, "dense", plan.bytes, &options, &segment, ret_error);
     if (status < 0)
         return status;

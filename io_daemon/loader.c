@@ -209,7 +209,12 @@ static int load_dense(struct loader *loader, struct error *ret_error)
                               .verify = loader->facts.verify != VERIFY_OFF,
                               .hugepages = loader->facts.hugepages};
     atomic_store(&loader->control->iod.direct, loader->copies.direct);
+    uint64_t begun_ns = monotonic_ns(), before = atomic_load(&loader->control->iod.dense_bytes);
     int status = dense_load(&load, ret_error);
+    double gb = (double)(atomic_load(&loader->control->iod.dense_bytes) - before) * 1e-9;
+    double seconds = (double)(monotonic_ns() - begun_ns) * 1e-9;
+    if (status == 0 && gb > 0)
+        log_line(loader, "dense weights: %.3f GB in %.3f s, %.2f GB/s", gb, seconds, gb / seconds);
     if (status == 0 && !loader->copies.direct)
         log_line(loader,
                  "%s: its file system refuses O_DIRECT: reading through the page cache, which costs memory and speed",

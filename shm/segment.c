@@ -13,9 +13,13 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-#define SHM_FOLDER "/dev/shm"              /* where glibc's shm_open puts its objects */
-#define POPULATE_STEP (UINT64_C(16) << 20) /* bytes a madvise call: short enough that threads share the work evenly */
+#define SHM_FOLDER "/dev/shm" /* where glibc's shm_open puts its objects */
+#define SMALL_PAGE 4096u
+#define POPULATE_STEP (8 * HUGE_PAGE) /* bytes at a time: short enough that threads share the work evenly */
 #define POPULATE_MAX_THREADS 64u
+#ifndef MADV_COLLAPSE
+    #define MADV_COLLAPSE 25 /* Linux 6.1, in headers from glibc 2.37 on */
+#endif
 #define BACKGROUND_NICE 10 /* a tenth of a core beside a thread at work, all of it beside an idle one */
 #define SEGMENT_NAME_MAX 128
 
@@ -76,9 +80,37 @@ struct populate {
     size_t bytes;
     const struct bitmask *cpus; /* where the threads run; NULL: anywhere */
     bool background;            /* niced */
-    _Atomic uint64_t next;      /* byte offset of the next step that no thread has taken */
-    _Atomic int code;           /* errno of the first failure, 0: none */
+    bool hugepages;
+    _Atomic uint64_t next; /* byte offset of the next step that no thread has taken, from the huge page of `base` on */
+    _Atomic int code;      /* errno of the first failure, 0: none */
 };
+
+static char *huge_page_of(const char *address)
+{
+    return (char *)((uintptr_t)address & ~(HUGE_PAGE - 1));
+}
+
+/* 0 or a positive errno. */
+static int populate_small(char *base, size_t bytes)
+{
+    while (madvise(base, bytes, MADV_POPULATE_WRITE) < 0)
+        if (errno != EINTR && errno != EAGAIN)
+            return errno;
+    return 0;
+}
+
+/* Huge pages from a mount that gives none by itself: `huge=never` is the default of tmpfs. A collapse asks neither the
+ * mount nor the kernel's settings, `deny` excepted, but wants one page of each to be there. What cannot have a huge page, by
+ * age of the kernel, by lack or because a read is in flight to its memory, is left to populate_small. */
+static void populate_huge(char *base, size_t bytes)
+{
+    char *first = huge_page_of(base + HUGE_PAGE - 1), *end = huge_page_of(base + bytes);
+    for (char *page = first; page < end; page += HUGE_PAGE)
+        if (populate_small(page, SMALL_PAGE))
+            return;
+    if (first < end)
+        (void)madvise(first, (size_t)(end - first), MADV_COLLAPSE);
+}
 
 static void *populate_segment(void *argument)
 {
@@ -87,18 +119,18 @@ static void *populate_segment(void *argument)
         numa_sched_setaffinity(0, (struct bitmask *)(uintptr_t)populate->cpus); /* failure costs time only */
     if (populate->background)
         (void)!nice(BACKGROUND_NICE); /* Linux: this thread alone */
+    char *first = huge_page_of(populate->base), *end = populate->base + populate->bytes;
     while (atomic_load(&populate->code) == 0) {
-        uint64_t offset = atomic_fetch_add(&populate->next, POPULATE_STEP);
-        if (offset >= populate->bytes)
+        char *base = first + atomic_fetch_add(&populate->next, POPULATE_STEP), *stop = base + POPULATE_STEP;
+        if (base >= end)
             break;
-        size_t bytes = populate->bytes - offset < POPULATE_STEP ? populate->bytes - offset : POPULATE_STEP;
-        while (madvise(populate->base + offset, bytes, MADV_POPULATE_WRITE) < 0) {
-            if (errno == EINTR || errno == EAGAIN)
-                continue;
-            int none = 0;
-            atomic_compare_exchange_strong(&populate->code, &none, errno);
-            break;
-        }
+        base = base < populate->base ? populate->base : base;
+        size_t bytes = (size_t)((stop < end ? stop : end) - base);
+        if (populate->hugepages)
+            populate_huge(base, bytes);
+        int none = 0, code = populate_small(base, bytes);
+        if (code)
+            atomic_compare_exchange_strong(&populate->code, &none, code);
     }
     return NULL;
 }
@@ -145,7 +177,8 @@ static int populate_all(char *base, size_t bytes, size_t offset, const struct se
 {
     uint32_t threads = options->populate_threads;
     struct bitmask *cpus = threads == 1 ? NULL : node_cpus(options->node);
-    struct populate populate = {.base = base, .bytes = bytes, .cpus = cpus, .background = options->background};
+    struct populate populate = {
+        .base = base, .bytes = bytes, .cpus = cpus, .background = options->background, .hugepages = options->hugepages};
     if (threads == 0)
         threads = cpus ? numa_bitmask_weight(cpus) : (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
     if (options->node < 0)
@@ -182,6 +215,26 @@ static int fill_stretch(char *base, size_t offset, size_t bytes, const struct se
     return populate_all(base + offset, bytes, offset, &bound, fd);
 }
 
+/* Where huge pages can be mapped whole. MAP_FAILED with errno. */
+static void *map_object(int fd, size_t bytes, int protection)
+{
+    if (bytes < HUGE_PAGE)
+        return mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
+    char *room = mmap(NULL, bytes + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return room;
+    char *base = mmap(huge_page_of(room + HUGE_PAGE - 1), bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+    size_t mapped = base == MAP_FAILED ? 0 : (bytes + SMALL_PAGE - 1) & ~(size_t)(SMALL_PAGE - 1);
+    size_t before = mapped ? (size_t)(base - room) : bytes + HUGE_PAGE;
+    int code = errno;
+    if (before)
+        munmap(room, before);
+    if (mapped)
+        munmap(base + mapped, bytes + HUGE_PAGE - before - mapped);
+    errno = code;
+    return base;
+}
+
 static int segment_fill(const char *name, int fd, size_t bytes, const struct segment_options *options, void **ret_base,
                         struct error *ret_error)
 {
@@ -191,7 +244,7 @@ static int segment_fill(const char *name, int fd, size_t bytes, const struct seg
         return no_space(name, fd, bytes, ENOSPC, ret_error);
     if (ftruncate(fd, (off_t)bytes) < 0)
         return error_set(ret_error, errno, "shared memory %s cannot get %zu bytes: %s", name, bytes, strerror(errno));
-    char *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    char *base = map_object(fd, bytes, PROT_READ | PROT_WRITE);
     if (base == MAP_FAILED)
         return error_set(ret_error, errno, "shared memory %s of %zu bytes cannot be mapped: %s", name, bytes,
                          strerror(errno));
@@ -281,7 +334,7 @@ int segment_attach(const char *instance, const char *part, enum segment_kind kin
         return error_set(ret_error, EBADMSG,
                          "shared memory %s has %zu bytes, expected %zu: run `calypte down` and start again", name,
                          bytes, bytes_expected ? bytes_expected : least);
-    void *base = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+    void *base = map_object(fd, bytes, PROT_READ | (writable ? PROT_WRITE : 0));
     if (base == MAP_FAILED)
         return error_set(ret_error, errno, "shared memory %s of %zu bytes cannot be mapped: %s", name, bytes,
                          strerror(errno));

@@ -15,6 +15,7 @@
 #define SEGMENT_LAYOUT 3u
 #define INSTANCE_NAME_MAX 64u /* letters, digits, '-', '_' */
 #define CACHE_LINE 64
+#define HUGE_PAGE (UINT64_C(2) << 20) /* bytes */
 
 enum segment_kind {
     SEGMENT_CONTROL = 1,

@@ -294,6 +294,7 @@ struct run {
     struct load *loads;
     char *memory;
     size_t memory_bytes;
+    uint32_t buffer_place; /* io_read.buffer_place */
     struct piece *all_pieces;
     uint64_t bytes; /* that have come */
 };
@@ -307,6 +308,15 @@ static void close_run(struct run *run)
     }
     tool_reader_close(&run->reader);
     free(run->loads);
+}
+
+/* As iod does with its pool's, where the method knows how to and the machine lets it. */
+static void register_memory(struct run *run)
+{
+    const struct reader *reader = &run->reader.reader;
+    bool done = reader->method->register_buffer &&
+                reader->method->register_buffer(reader->io, 0, run->memory, run->memory_bytes) == 0;
+    run->buffer_place = done ? 1 : 0;
 }
 
 /* Leaves the memory filled, so that no page is made while the clock runs. */
@@ -323,6 +333,7 @@ static int make_memory(struct run *run, enum drive_memory memory, struct error *
             return status;
         segment_unlink(name, "memory");
         run->memory = segment.base;
+        register_memory(run);
         return 0;
     }
     void *base = mmap(NULL, run->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -378,7 +389,8 @@ static void begin_load(struct run *run, struct load *load)
             *piece = (struct piece){.read = {.fd = drive->files[blob->file + s],
                                              .buffer = memory + at,
                                              .bytes = left < run->piece_bytes ? left : run->piece_bytes,
-                                             .offset = blob->offsets[s] + at},
+                                             .offset = blob->offsets[s] + at,
+                                             .buffer_place = run->buffer_place},
                                     .owner = load,
                                     .index = blob->file + s,
                                     .drive = (uint8_t)(s % READER_DRIVES)};

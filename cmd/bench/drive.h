@@ -38,7 +38,7 @@ struct drive_bench_facts {
 enum drive_memory {
     DRIVE_MEMORY_HUGE,  /* huge pages of the process, where the kernel gives them */
     DRIVE_MEMORY_SMALL, /* pages of 4 KiB */
-    DRIVE_MEMORY_POOL,  /* shared memory, made as the pool of experts is */
+    DRIVE_MEMORY_POOL,  /* shared memory, made and registered as the pool of experts is */
     DRIVE_MEMORIES
 };
 extern const char *const drive_memory_names[DRIVE_MEMORIES + 1]; /* "huge", "small", "pool", NULL */

@@ -2,8 +2,8 @@
  * fills an object of its own on a core of its own, so nothing is shared but the machine. The pool is filled as iod
  * does it, before and behind the first object.
  *
- *   bench-populate [MIB]      (of memory, default 2048; as root, for a /dev/shm of its own with and without huge
- *                             pages)
+ *   bench-populate [MIB]      (of memory, default 2048; as root, for a /dev/shm of its own: 4 KiB pages,
+ *                             huge pages by collapse, and by the mount)
  *
  * A line for each size of page: medians of 9 interleaved rounds in GB/s, and the pool's share of the limit. */
 #include "proto/cleanup.h"
@@ -147,7 +147,8 @@ int main(int argc, char **argv)
     if (!own)
         status = measure("/dev/shm:", bytes, true, &error);
     else if (mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=90%,huge=never") ||
-             (status = measure("4 KiB pages:", bytes, false, &error)) < 0 || umount("/dev/shm") ||
+             (status = measure("4 KiB pages:", bytes, false, &error)) < 0 ||
+             (status = measure("collapsed:", bytes, true, &error)) < 0 || umount("/dev/shm") ||
              mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=90%,huge=always") ||
              (status = measure("huge pages:", bytes, true, &error)) < 0)
         status = status < 0 ? status : error_set(&error, errno, "a /dev/shm of its own: %s", strerror(errno));

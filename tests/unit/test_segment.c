@@ -60,6 +60,71 @@ static void test_create_attach(void **state)
     assert_int_equal(segment_attach(instance, "kv", SEGMENT_KV, 0, true, &b, &error), -ENOENT);
 }
 
+/* KiB of a mapping that stand in huge pages, by the kernel's own account. */
+static unsigned long huge_kib(const void *base)
+{
+    char line[512], address[32];
+    unsigned long kib = 0;
+    bool here = false;
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    assert_non_null(maps);
+    snprintf(address, sizeof(address), "%lx-", (unsigned long)(uintptr_t)base);
+    while (fgets(line, sizeof(line), maps)) {
+        if (strncmp(line, address, strlen(address)) == 0)
+            here = true;
+        else if (here && sscanf(line, "ShmemPmdMapped: %lu kB", &kib) == 1)
+            break;
+    }
+    fclose(maps);
+    return kib;
+}
+
+/* Whether this kernel collapses pages of a mount that gives no huge ones. */
+static bool kernel_collapses(void)
+{
+    char *room = mmap(NULL, 2 * HUGE_PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *place = (char *)(((uintptr_t)room + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1));
+    int fd = shm_open("/calypte-test-collapse", O_CREAT | O_RDWR, 0600);
+    shm_unlink("/calypte-test-collapse");
+    assert_int_equal(ftruncate(fd, HUGE_PAGE), 0);
+    char *page = mmap(place, HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+    assert_true(page == place);
+    *page = 1;
+    bool can = madvise(page, HUGE_PAGE, 25 /* MADV_COLLAPSE */) == 0;
+    munmap(room, 2 * HUGE_PAGE);
+    close(fd);
+    return can;
+}
+
+/* Huge pages without a mount that gives them, seen by whoever attaches, and none where they are not wanted. */
+static void test_huge_pages(void **state)
+{
+    (void)state;
+    struct segment a, b;
+    struct error error;
+    if (!kernel_collapses())
+        skip();
+    struct segment_options options = {.kind = SEGMENT_KV, .node = -1, .hugepages = true};
+    const size_t bytes = 20 * HUGE_PAGE + 4096;
+    assert_int_equal(segment_create(instance, "kv", bytes, &options, &a, &error), 0);
+    assert_true(huge_kib(a.base) >= HUGE_PAGE >> 10); /* all 20, but where the machine has no more */
+    ((char *)a.base)[5 * HUGE_PAGE] = 1;
+    assert_int_equal(segment_attach(instance, "kv", SEGMENT_KV, bytes, true, &b, &error), 0);
+    unsigned long sum = 0;
+    for (size_t at = 0; at < bytes; at += 4096)
+        sum += ((const unsigned char *)b.base)[at];
+    assert_true(sum > 0);
+    assert_int_equal(huge_kib(b.base), huge_kib(a.base));
+    segment_detach(&b);
+    segment_detach(&a);
+    segment_unlink(instance, "kv");
+    options.hugepages = false;
+    assert_int_equal(segment_create(instance, "kv", bytes, &options, &a, &error), 0);
+    assert_int_equal(huge_kib(a.base), 0);
+    segment_detach(&a);
+    segment_unlink(instance, "kv");
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -302,10 +367,15 @@ int main(void)
 {
     snprintf(instance, sizeof(instance), "test-segment-%d", (int)getpid());
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_create_attach), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_too_small),     cmocka_unit_test(test_small_mount),
-        cmocka_unit_test(test_old_kernel),    cmocka_unit_test(test_names),
-        cmocka_unit_test(test_unlink_all),    cmocka_unit_test(test_futex_across_processes),
+        cmocka_unit_test(test_create_attach),
+        cmocka_unit_test(test_huge_pages),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_too_small),
+        cmocka_unit_test(test_small_mount),
+        cmocka_unit_test(test_old_kernel),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_unlink_all),
+        cmocka_unit_test(test_futex_across_processes),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     segment_unlink_all(instance);
