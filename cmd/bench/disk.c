@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DRIVE_SECONDS 1.0
+#define DRIVE_SECONDS 0.5
+#define DRIVE_RUNS 4u /* the best counts, as in iobench */
 #define MISSES_MOST 64u /* more in one visit count as so many: a prefill, which waits for bytes alone */
 
 struct bench_disk {
@@ -61,7 +62,14 @@ static int measure_drive(struct bench_disk *disk, double *ret_rate, struct error
 {
     const struct drive_setting setting = {.block = PIECE_BYTES, .depth = READER_IN_FLIGHT, .memory = DRIVE_MEMORY_POOL};
     struct latencies latencies = {0};
-    return drive_bench_measure(disk->drive, &setting, DRIVE_SECONDS, &latencies, ret_rate, ret_error);
+    int status = 0;
+    *ret_rate = 0;
+    for (unsigned r = 0; status == 0 && r < DRIVE_RUNS; r++) {
+        double rate = 0;
+        status = drive_bench_measure(disk->drive, &setting, DRIVE_SECONDS, &latencies, &rate, ret_error);
+        *ret_rate = rate > *ret_rate ? rate : *ret_rate;
+    }
+    return status;
 }
 
 int bench_disk_before(struct bench_disk *disk, struct error *ret_error)

@@ -18,6 +18,8 @@
 #define FILL_SYNC_BYTES (UINT64_C(64) << 20)
 #define MOST_READS 256u
 #define MOST_LOADS 256u
+#define POOL_BYTES                                                                                                     \
+    (UINT64_C(1) << 30) /* of shared memory, read into in turn: what a drive gives may differ from page to page */
 
 struct blob {
     uint32_t file;                   /* of its first stripe; the others' follow */
@@ -290,7 +292,7 @@ struct run {
     struct drive_bench *drive;
     struct tool_reader reader;
     uint64_t piece_bytes, depth;
-    uint32_t pieces, load_count; /* pieces: of a blob */
+    uint32_t pieces, load_count, next_load; /* pieces: of a blob */
     struct load *loads;
     char *memory;
     size_t memory_bytes;
@@ -353,8 +355,9 @@ static int open_run(struct run *run, const struct drive_setting *setting, struct
     run->piece_bytes = drive_bench_piece_bytes(drive, setting->block);
     for (uint32_t s = 0; s < drive->stripes; s++)
         run->pieces += (uint32_t)((drive->stripe_bytes[s] + run->piece_bytes - 1) / run->piece_bytes);
-    uint64_t loads = run->depth * drive->stripes / blob + 2,
+    uint64_t loads = run->depth * drive->stripes / blob + 2, pool = POOL_BYTES / blob,
              reads = (run->depth + run->piece_bytes - 1) / run->piece_bytes;
+    loads = setting->memory == DRIVE_MEMORY_POOL && loads < pool ? pool : loads;
     run->load_count = (uint32_t)(loads < MOST_LOADS ? loads : MOST_LOADS);
     reads = reads < MOST_READS ? reads : MOST_READS;
     int status = tool_reader_open(drive->io, -1, run->depth, (uint32_t)reads, &run->reader, ret_error);
@@ -404,9 +407,10 @@ static void begin_load(struct run *run, struct load *load)
 static void begin_loads(struct run *run)
 {
     const struct reader *reader = &run->reader.reader;
-    for (uint32_t l = 0; l < run->load_count && reader_has_room(reader, 0, false); l++)
-        if (run->loads[l].left == 0)
-            begin_load(run, &run->loads[l]);
+    while (run->loads[run->next_load].left == 0 && reader_has_room(reader, 0, false)) {
+        begin_load(run, &run->loads[run->next_load]);
+        run->next_load = (run->next_load + 1) % run->load_count;
+    }
 }
 
 static int read_failed(const struct drive_bench *drive, const struct piece *piece, struct error *ret_error)
