@@ -5,7 +5,7 @@
 #   supervise.sh [--shm SIZE] [--shm-huge] MODEL [ARGUMENTS OF calypte up]
 #
 #   --shm SIZE       (root) make /dev/shm this large: 400G, or 90%
-#   --shm-huge       (root) let the pool and the dense weights, which live in /dev/shm, have huge pages (huge=within_size)
+#   --shm-huge       (root, before Linux 6.1) let /dev/shm, where the pool and the dense weights live, give huge pages (huge=within_size)
 set -eu
 
 die() {

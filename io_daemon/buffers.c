@@ -22,6 +22,7 @@ int buffers_open(struct buffers *buffers, struct error *ret_error)
     buffers->chunks = buffers->object_chunks * (pool->object_count - 1) +
                       (last_slots + buffers->chunk_slots - 1) / buffers->chunk_slots;
     atomic_store(buffers->bytes, 0); /* a predecessor's are gone with its ring */
+    atomic_store(buffers->refusal, 0);
     buffers->registered = calloc((size_t)buffers->chunks * pool->nodes, sizeof(*buffers->registered));
     return buffers->registered ? 0 : error_set(ret_error, ENOMEM, "registered buffers: out of memory");
 }
@@ -79,6 +80,7 @@ static void refuse(struct buffers *buffers, int status)
              "%llu MiB of the pool are registered with io_uring and no more can be (%s): reads into the rest cost more "
              "CPU time; raise the limit of locked memory (ulimit -l)",
              (unsigned long long)(atomic_load(buffers->bytes) >> 20), strerror(-status));
+    atomic_store(buffers->refusal, (uint32_t)-status);
     buffers->log(line);
     buffers->refused = true;
 }

@@ -12,8 +12,9 @@
 
 struct buffers {
     struct pool *pool;
-    struct reader *reader;   /* its method must know how to register, or nothing is */
-    _Atomic uint64_t *bytes; /* counter: registered now */
+    struct reader *reader;     /* its method must know how to register, or nothing is */
+    _Atomic uint64_t *bytes;   /* counter: registered now */
+    _Atomic uint32_t *refusal; /* errno of why no more can be */
     void (*log)(const char *line);
     bool *registered; /* [chunks][nodes] */
     uint32_t chunk_slots, object_chunks, chunks;
@@ -21,7 +22,7 @@ struct buffers {
     bool refused;  /* this machine gives no more: logged once */
 };
 
-/* Fills the rest of a struct whose first four the caller has set. */
+/* Fills the rest of a struct whose first five the caller has set. */
 int buffers_open(struct buffers *buffers, struct error *ret_error);
 void buffers_close(struct buffers *buffers);
 

@@ -124,7 +124,7 @@ static int open_copy(struct copies *copies, uint32_t c, uint64_t identity, struc
 
 static void set_state(const struct copies *copies, uint32_t c, enum copy_state state)
 {
-    atomic_store_explicit(&copies->control->iod.copies[c], state, memory_order_relaxed);
+    atomic_store_explicit(&copies->control->iod.copies[c].state, state, memory_order_relaxed);
 }
 
 int copies_open(struct copies *copies, const struct facts *facts, struct control *control,
@@ -151,11 +151,8 @@ int copies_open(struct copies *copies, const struct facts *facts, struct control
         char line[sizeof(errors[c].text) + 600];
         if (statuses[c] == 0)
             continue;
-        if (c == 0)
-            snprintf(line, sizeof(line), "%.1023s: not used, mirror %.511s is read alone", errors[c].text,
-                     facts->mirror);
-        else
-            snprintf(line, sizeof(line), "mirror %.511s: %.1023s: not used", copies->copy[c].path, errors[c].text);
+        snprintf(line, sizeof(line), "%s not used, %.511s is read alone: %.1023s", c == 0 ? "container" : "mirror",
+                 copies->copy[1 - c].path, errors[c].text);
         log(line);
     }
     return 0;
@@ -191,6 +188,21 @@ bool copies_is_fault(int status)
     return status < 0 && status != -ENOMEM;
 }
 
+static void add_one(_Atomic uint64_t *counter)
+{
+    atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
+}
+
+void copies_count_failure(const struct copies *copies, uint32_t copy)
+{
+    add_one(&copies->control->iod.copies[copy].read_failures);
+}
+
+void copies_count_wrong(const struct copies *copies, uint32_t copy)
+{
+    add_one(&copies->control->iod.copies[copy].wrong_checksums);
+}
+
 const char *copies_reason(int status)
 {
     return status == -ENODATA ? "the file is truncated" : strerror(-status);
@@ -203,7 +215,7 @@ void copies_drop(struct copies *copies, uint32_t copy, size_t file, int status)
     set_state(copies, copy, COPY_DROPPED);
     snprintf(line, sizeof(line), "%s: %s: this copy is read no more, %s alone goes on: %s",
              copies_path(copies, copy, file), copies_reason(status), copies->copy[__builtin_ctz(copies->live)].path,
-             status == -ENODATA ? "fetch this file again or convert again" : "check the drive (dmesg)");
+             status == -ENODATA ? CONTAINER_MEND : "check the drive (dmesg)");
     copies->log(line);
 }
 

@@ -54,6 +54,10 @@ bool copies_is_fault(int status);
 /* No longer reads a copy, because a read of that file failed with `status`. Another must be live. */
 void copies_drop(struct copies *copies, uint32_t copy, size_t file, int status);
 
+/* Counts a read of that copy that has failed for good, or bytes there whose checksum differs. */
+void copies_count_failure(const struct copies *copies, uint32_t copy);
+void copies_count_wrong(const struct copies *copies, uint32_t copy);
+
 /* What a failed read is called: "the file is truncated", or the system's words. */
 const char *copies_reason(int status);
 

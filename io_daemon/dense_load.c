@@ -189,8 +189,7 @@ static int heed_events(const struct dense_load *load, uint32_t events, int statu
 static int piece_failure(const char *path, const struct piece *piece, struct error *ret_error)
 {
     if (piece->status == -ENODATA)
-        return error_set(ret_error, EIO,
-                         "%s: the file is truncated at byte %llu: fetch this file again or convert again", path,
+        return error_set(ret_error, EIO, "%s: the file is truncated at byte %llu: " CONTAINER_MEND, path,
                          (unsigned long long)piece->read.offset);
     return error_set(ret_error, -piece->status, "%s: cannot be read at byte %llu: %s: check the drive (dmesg)", path,
                      (unsigned long long)piece->read.offset, strerror(-piece->status));
@@ -286,6 +285,8 @@ static int read_file(struct dense_load *load, size_t f, char *base, struct error
             atomic_fetch_add_explicit(&load->control->iod.dense_bytes, data_bytes(&copies->container->dense[f].header),
                                       memory_order_relaxed);
         progress->tried |= 1u << progress->copy;
+        if (copies_is_fault(failed))
+            copies_count_failure(copies, progress->copy);
         if (status == 0 || !copies_is_fault(failed) || load->reader->flying || !(copies->live & ~progress->tried))
             return status;
         copies_drop(copies, progress->copy, copies_dense_file(copies, f), failed);
@@ -335,16 +336,15 @@ static int look_elsewhere(struct dense_load *load, size_t f, bool *ret_again, st
     const char *path = copies_path(copies, progress->copy, copies_dense_file(copies, f));
     const char *name = progress->damaged->name;
     uint32_t others = copies->live & ~progress->tried;
+    copies_count_wrong(copies, progress->copy);
     if (!others)
         return error_set(ret_error, EBADMSG,
-                         "%s: tensor %s: its checksum differs, the bytes on disk are damaged: fetch this file again or "
-                         "convert again",
-                         path, name);
+                         "%s: tensor %s: its checksum differs, the bytes on disk are damaged: " CONTAINER_REPLACE, path,
+                         name);
     char line[1200];
     snprintf(
         line, sizeof(line),
-        "%s: tensor %s: its checksum differs, the bytes on disk are damaged: read from %s instead; fetch this file "
-        "again or convert again",
+        "%s: tensor %s: its checksum differs, the bytes on disk are damaged: read from %s instead; " CONTAINER_REPLACE,
         path, name, copies->copy[__builtin_ctz(others)].path);
     copies->log(line);
     progress->damaged = NULL;

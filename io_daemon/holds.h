@@ -1,16 +1,20 @@
 /* The experts that a user holds in the pool (`calypte pool --hold`): bits in the control segment, brought to the
  * policy. A held expert is not given up for another; it comes at its next use, or at once where a slot is free. At
- * most half of the slots are held, the first in the order of the experts: a pool of held experts only would serve
- * nobody. Thread: main. */
+ * most half of the slots are held, because a pool of held experts only would serve nobody: of more wishes (the pool has
+ * shrunk since) the warmest, chosen when wishes or slots change. `iod_line.held` says how many. Thread: main. */
 #pragma once
 
 #include "io_daemon/placement.h"
+
+struct held_wish;
 
 struct holds {
     struct control *control;
     struct placement *placement;
     struct requests *requests;
-    uint64_t *held; /* [HOLD_WORDS] what the policy has been told */
+    uint64_t *held;           /* [HOLD_WORDS] what the policy has been told */
+    uint64_t *keep;           /* [HOLD_WORDS] what it shall be told */
+    struct held_wish *wishes; /* [experts] what the user wants */
     uint32_t seen, slots;
     bool opened;
 };

@@ -2,6 +2,7 @@
 
 #include "io_daemon/learning_record.h"
 #include "proto/cleanup.h"
+#include "shm/control.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -23,7 +24,8 @@ struct learning {
     int fd; /* -1: read only */
     uint64_t bytes;
     void (*log)(const char *line);
-    char *buffer; /* room for a header and any record */
+    _Atomic uint32_t *done, *refused; /* the options' */
+    char *buffer;                     /* room for a header and any record */
 
     uint32_t *noted; /* [experts] since the last record; the noting thread's */
     uint64_t noted_uses;
@@ -45,6 +47,15 @@ __attribute__((format(printf, 2, 3))) static void say(const struct learning *lea
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
     learning->log(line);
+}
+
+/* Tells what is done from now on, and why not more. */
+static void tell(const struct learning *learning, enum learning_choice done, int refused)
+{
+    if (!learning->done)
+        return;
+    atomic_store(learning->refused, (uint32_t)refused);
+    atomic_store(learning->done, (uint32_t)done);
 }
 
 int learning_path(const char *rundir, uint64_t identity, char ret_path[PATH_MAX], struct error *ret_error)
@@ -103,37 +114,70 @@ static bool same_file(int fd, const char *path)
            opened.st_ino == named.st_ino;
 }
 
-/* Opens the file with its lock, made if need be. The descriptor, or -EBUSY: another instance writes it. */
-static int open_locked(const char *path, int flags)
+/* Opens a regular file. The descriptor, or a negative errno and the line. */
+static int open_regular(const char *path, int flags, struct error *ret_error)
+{
+    struct stat stat;
+    _cleanup_close_ int fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    int code = fd < 0 ? errno : 0, known = fd < 0 ? lstat(path, &stat) : fstat(fd, &stat);
+    if (known == 0 && !S_ISREG(stat.st_mode))
+        return error_set(ret_error, EINVAL, "%s is not a regular file", path);
+    return code ? error_set(ret_error, code, "%s: %s", path, strerror(code)) : take_fd(fd);
+}
+
+/* Opens a file with its lock, made if need be. The descriptor, or a negative errno and the line; -EBUSY: another
+ * instance writes it. */
+static int open_locked(const char *path, int flags, struct error *ret_error)
 {
     for (int i = 0; i < LOCK_TRIES; i++) {
-        _cleanup_close_ int fd = open(path, O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0600);
         struct stat stat;
-        if (fd < 0 || fstat(fd, &stat) < 0)
-            return -errno;
-        if (!S_ISREG(stat.st_mode) || stat.st_uid != geteuid())
-            return -EPERM;
-        if (flock(fd, LOCK_EX | LOCK_NB) < 0)
-            return errno == EWOULDBLOCK ? -EBUSY : -errno;
+        _cleanup_close_ int fd = open_regular(path, O_RDWR | O_APPEND | flags, ret_error);
+        if (fd < 0)
+            return fd;
+        if (fstat(fd, &stat) < 0 || stat.st_uid != geteuid())
+            return error_set(ret_error, EPERM, "%s belongs to another user", path);
+        int code = flock(fd, LOCK_EX | LOCK_NB) < 0 ? errno : 0;
+        if (code == EWOULDBLOCK)
+            break;
+        if (code)
+            return error_set(ret_error, code, "%s cannot be locked: %s", path, strerror(code));
         if (same_file(fd, path))
             return take_fd(fd);
     }
-    return -EBUSY;
+    return error_set(ret_error, EBUSY, "%s: another instance of this model writes it", path);
 }
 
-/* Writes header and heat into a new file and renames it into place, with its lock taken before it has the name. */
-static int write_anew(struct learning *learning)
+/* Gives the new file its name, and before that the old one the name `aside` (NULL: none). */
+static int put_in_place(const char *path, const char *new_path, const char *aside, struct error *ret_error)
+{
+    if (aside && rename(path, aside) < 0)
+        return error_set(ret_error, errno, "%s cannot be set aside as %s: %s", path, aside, strerror(errno));
+    if (rename(new_path, path) == 0)
+        return 0;
+    int status = error_set(ret_error, errno, "%s cannot be renamed to %s: %s", new_path, path, strerror(errno));
+    if (aside)
+        (void)rename(aside, path);
+    return status;
+}
+
+/* Writes header and heat into a new file and renames it into place, with its lock taken before it has the name. What
+ * has the name stays until the new file is on the drive; `aside`: and then gets this name, NULL: is gone. */
+static int write_anew(struct learning *learning, const char *aside, struct error *ret_error)
 {
     char path[PATH_MAX + 8];
     snprintf(path, sizeof path, "%s.new", learning->path);
-    _cleanup_close_ int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) < 0)
-        return -errno;
+    _cleanup_close_ int fd = open_locked(path, O_CREAT, ret_error);
+    if (fd < 0)
+        return fd;
     size_t bytes = learning_encode_header(&learning->memory, learning->buffer);
     bytes += learning_encode_heat(&learning->memory, learning->buffer + bytes);
-    int status = write_all(fd, learning->buffer, bytes);
-    if (status == 0 && (fdatasync(fd) < 0 || rename(path, learning->path) < 0))
+    int status = ftruncate(fd, 0) < 0 ? -errno : write_all(fd, learning->buffer, bytes);
+    if (status == 0 && fdatasync(fd) < 0)
         status = -errno;
+    if (status < 0)
+        error_set(ret_error, -status, "%s cannot be written: %s", path, strerror(-status));
+    else
+        status = put_in_place(learning->path, path, aside, ret_error);
     if (status < 0) {
         unlink(path);
         return status;
@@ -180,33 +224,35 @@ static void read_file(struct learning *learning, int fd, size_t *ret_whole)
     learning->loaded = true;
 }
 
-/* Reads what can be read of a file that is not written; `reason`: why, NULL: it was not to be. */
-static void read_only(struct learning *learning, const char *reason)
+/* Reads what can be read of a file that is not written, for a `reason` with its errno `refused` (NULL, 0: it was not to
+ * be). */
+static void read_only(struct learning *learning, const char *reason, int refused)
 {
-    struct stat stat;
     size_t whole;
-    _cleanup_close_ int fd = open(learning->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    int code = fd < 0 || fstat(fd, &stat) < 0 ? errno : S_ISREG(stat.st_mode) ? 0 : EPERM;
-    if (code && !learning->loaded) {
-        if (code != ENOENT || reason)
-            say(learning, "%s: %s: the use of the experts is not remembered", learning->path,
-                reason ? reason : strerror(code));
+    struct error error;
+    _cleanup_close_ int fd = learning->loaded ? -1 : open_regular(learning->path, O_RDONLY, &error);
+    if (fd < 0 && !learning->loaded) {
+        bool none = fd == -ENOENT && !reason;
+        tell(learning, none ? LEARNING_READ : LEARNING_OFF, reason ? refused : none ? 0 : -fd);
+        if (!none)
+            say(learning, "%s: the use of the experts is not remembered", reason ? reason : error.text);
         return;
     }
     if (!learning->loaded)
         read_file(learning, fd, &whole);
+    tell(learning, LEARNING_READ, refused);
     bool damaged = learning->verdict == LEARNING_DAMAGED || learning->verdict == LEARNING_FOREIGN;
     if (damaged)
         say(learning, "%s: damaged, or of another model: read as far as it is right%s%s", learning->path,
             reason ? ", but not written: " : "", reason ? reason : "");
     else if (reason)
-        say(learning, "%s: %s: the use of the experts is read, but not written", learning->path, reason);
+        say(learning, "%s: the use of the experts is read, but not written", reason);
 }
 
-static int open_for_writing(struct learning *learning)
+static int open_for_writing(struct learning *learning, struct error *ret_error)
 {
     make_folders(learning->path);
-    learning->fd = open_locked(learning->path, O_CREAT);
+    learning->fd = open_locked(learning->path, O_CREAT, ret_error);
     if (learning->fd < 0)
         return learning->fd;
     size_t whole;
@@ -214,16 +260,17 @@ static int open_for_writing(struct learning *learning)
     if (learning->verdict == LEARNING_DAMAGED || learning->verdict == LEARNING_FOREIGN) {
         char aside[PATH_MAX + 16];
         snprintf(aside, sizeof aside, "%s.damaged", learning->path);
-        if (rename(learning->path, aside) < 0)
-            return -errno;
-        say(learning, "%s: %s: set aside as %s; what was readable is kept", learning->path,
-            learning->verdict == LEARNING_FOREIGN ? "the use of another model" : "damaged", aside);
-        return write_anew(learning);
+        int status = write_anew(learning, aside, ret_error);
+        if (status == 0)
+            say(learning, "%s: %s: set aside as %s; what was readable is kept", learning->path,
+                learning->verdict == LEARNING_FOREIGN ? "the use of another model" : "damaged", aside);
+        return status;
     }
     if (whole == 0) /* new, or not even its header was written */
-        return write_anew(learning);
+        return write_anew(learning, NULL, ret_error);
     if (ftruncate(learning->fd, (off_t)whole) < 0)
-        return -errno;
+        return error_set(ret_error, errno, "%s cannot be cut back to what is whole: %s", learning->path,
+                         strerror(errno));
     learning->bytes = whole;
     return 0;
 }
@@ -231,35 +278,37 @@ static int open_for_writing(struct learning *learning)
 /* --- the writer --- */
 
 /* The file has lost its name: writes a new one, unless another instance did so in the meantime (-EBUSY). */
-static int write_again(struct learning *learning)
+static int write_again(struct learning *learning, struct error *ret_error)
 {
     make_folders(learning->path);
-    _cleanup_close_ int there = open_locked(learning->path, O_CREAT); /* until ours has the name */
-    int status = there < 0 ? there : write_anew(learning);
+    _cleanup_close_ int there = open_locked(learning->path, O_CREAT, ret_error); /* until ours has the name */
+    int status = there < 0 ? there : write_anew(learning, NULL, ret_error);
     if (status == 0)
         say(learning, "%s: was removed or replaced while it was in use: written anew", learning->path);
     return status;
 }
 
-static int append(struct learning *learning, const uint32_t *uses)
+static int append(struct learning *learning, const uint32_t *uses, struct error *ret_error)
 {
     size_t bytes = learning_encode_uses(&learning->memory, uses, learning->buffer);
     learning_memory_add(&learning->memory, uses);
     if (!same_file(learning->fd, learning->path))
-        return write_again(learning);
+        return write_again(learning, ret_error);
     if (learning->bytes + bytes > bytes_most(learning->memory.experts))
-        return write_anew(learning);
+        return write_anew(learning, NULL, ret_error);
     int status = write_all(learning->fd, learning->buffer, bytes);
-    if (status == 0)
+    if (status == 0) {
         learning->bytes += bytes;
-    else if (ftruncate(learning->fd, (off_t)learning->bytes) < 0)
-        return status; /* half a record stays: the next reader cuts it off */
-    return status;
+        return 0;
+    }
+    (void)!ftruncate(learning->fd, (off_t)learning->bytes); /* else half a record stays: the next reader cuts it off */
+    return error_set(ret_error, -status, "%s cannot be written: %s", learning->path, strerror(-status));
 }
 
 static void *write_records(void *argument)
 {
     struct learning *learning = argument;
+    struct error error;
     bool failed = false;
     pthread_mutex_lock(&learning->mutex);
     while (true) {
@@ -268,10 +317,10 @@ static void *write_records(void *argument)
         if (!learning->full)
             break;
         pthread_mutex_unlock(&learning->mutex);
-        int status = failed ? 0 : append(learning, learning->handed);
+        int status = failed ? 0 : append(learning, learning->handed, &error);
         if (status < 0) {
-            say(learning, "%s cannot be written: %s: the use of the experts is not remembered from here on",
-                learning->path, status == -EBUSY ? "another instance of this model writes it" : strerror(-status));
+            say(learning, "%s: the use of the experts is not remembered from here on", error.text);
+            tell(learning, LEARNING_READ, -status);
             failed = true;
         }
         memset(learning->handed, 0, learning->memory.experts * sizeof *learning->handed);
@@ -311,6 +360,16 @@ void learning_note(struct learning *learning, uint32_t expert)
 
 /* --- opening and closing --- */
 
+static int start_writer(struct learning *learning, struct error *ret_error)
+{
+    int code = pthread_create(&learning->writer, NULL, write_records, learning);
+    if (code)
+        return error_set(ret_error, code, "%s: no thread to write it: %s", learning->path, strerror(code));
+    learning->writing = true;
+    tell(learning, LEARNING_ON, 0);
+    return 0;
+}
+
 int learning_open(const struct learning_options *options, struct learning **ret_learning, struct error *ret_error)
 {
     uint32_t experts = options->experts;
@@ -319,6 +378,8 @@ int learning_open(const struct learning_options *options, struct learning **ret_
         return error_set(ret_error, ENOMEM, "use of %u experts: out of memory", experts);
     learning->fd = -1;
     learning->log = options->log;
+    learning->done = options->done;
+    learning->refused = options->refused;
     pthread_mutex_init(&learning->mutex, NULL);
     pthread_cond_init(&learning->changed, NULL);
     snprintf(learning->path, sizeof learning->path, "%s", options->path);
@@ -332,14 +393,12 @@ int learning_open(const struct learning_options *options, struct learning **ret_
         learning_close(learning);
         return status;
     }
-    int opened = options->read_only ? -EROFS : open_for_writing(learning);
+    struct error reason;
+    int opened = options->read_only ? -EROFS : open_for_writing(learning, &reason);
     if (opened == 0)
-        learning->writing = pthread_create(&learning->writer, NULL, write_records, learning) == 0;
-    else if (options->read_only)
-        read_only(learning, NULL);
-    else
-        read_only(learning, opened == -EBUSY ? "another instance of this model writes it" : strerror(-opened));
+        opened = start_writer(learning, &reason);
     if (opened < 0) {
+        read_only(learning, options->read_only ? NULL : reason.text, options->read_only ? 0 : -opened);
         close_fdp(&learning->fd);
         learning->fd = -1;
     }
@@ -404,14 +463,15 @@ int learning_hottest(const struct learning *learning, uint32_t most, uint32_t *r
 
 int learning_forget(const char *path, struct error *ret_error)
 {
-    _cleanup_close_ int fd = open_locked(path, 0);
+    _cleanup_close_ int fd = open_locked(path, 0, ret_error);
     if (fd == -ENOENT)
         return 0;
     if (fd == -EBUSY)
         return error_set(ret_error, EBUSY,
                          "%s: a running instance of this model writes it: stop that one (`calypte down`) first", path);
-    if (fd < 0 || unlink(path) < 0)
-        return error_set(ret_error, fd < 0 ? -fd : errno, "%s cannot be removed: %s", path,
-                         strerror(fd < 0 ? -fd : errno));
+    if (fd < 0)
+        return error_prefix(ret_error, fd, "what is remembered cannot be removed");
+    if (unlink(path) < 0)
+        return error_set(ret_error, errno, "%s cannot be removed: %s", path, strerror(errno));
     return 0;
 }

@@ -6,7 +6,7 @@
  * thread of its own, so that no miss waits for a disk that is busy. A file beyond its bound is written anew under a
  * temporary name and renamed, and so is one that was removed while it was in use. What can be read but not written is
  * read. After a crash it is cut back to its last whole record; one that is damaged otherwise, or
- * of another model, is set aside as PATH.damaged. */
+ * of another model, is set aside as PATH.damaged once what was readable of it stands in a new one. */
 #pragma once
 
 #include "proto/error.h"
@@ -22,7 +22,8 @@ struct learning_options {
     uint64_t identity;
     uint32_t experts;
     bool read_only;
-    void (*log)(const char *line); /* from the opener's thread and the writer's */
+    _Atomic uint32_t *done, *refused; /* iod_line.learning and learning_refused, which follow what happens; or NULL */
+    void (*log)(const char *line);    /* from the opener's thread and the writer's */
 };
 
 /* Where the file of a container stands: <identity>.usage in $XDG_STATE_HOME/calypte, or in ~/.local/state/calypte, or,

@@ -226,15 +226,21 @@ static int load_dense(struct loader *loader, struct error *ret_error)
 static int open_learning(struct loader *loader, const char *rundir, struct error *ret_error)
 {
     char path[PATH_MAX];
+    struct iod_line *line = &loader->control->iod;
     struct learning_options options = {.path = path,
                                        .identity = loader->container->identity,
                                        .experts = loader->pool.expert_count,
                                        .read_only = loader->facts.learning == LEARNING_READ,
+                                       .done = &line->learning,
+                                       .refused = &line->learning_refused,
                                        .log = loader->log};
+    atomic_store(&line->learning, LEARNING_OFF);
+    atomic_store(&line->learning_refused, 0);
     if (loader->facts.learning == LEARNING_OFF)
         return 0;
     if (learning_path(rundir, options.identity, path, ret_error) < 0) {
         log_line(loader, "%s: the use of the experts is not remembered", ret_error->text);
+        atomic_store(&line->learning_refused, ENAMETOOLONG);
         return 0;
     }
     int status = learning_open(&options, &loader->learning, ret_error);
@@ -264,6 +270,7 @@ static int open_books(struct loader *loader, const char *rundir, struct error *r
     loader->buffers = (struct buffers){.pool = &loader->pool,
                                        .reader = &loader->reader,
                                        .bytes = &loader->control->iod.registered_bytes,
+                                       .refusal = &loader->control->iod.registering_refused,
                                        .log = loader->log};
     status = buffers_open(&loader->buffers, ret_error);
     if (status < 0)

@@ -227,8 +227,7 @@ static void log_failure(const struct loads *loads, const struct load *load)
 {
     const char *reason = load->code == EBADMSG ? CHECKSUM_DIFFERS : copies_reason(-load->code);
     log_damage(loads, load, load->slice, reason,
-               load->code == EIO ? "check the drive (dmesg), then fetch this file again or convert again"
-                                 : "fetch this file again or convert again");
+               load->code == EIO ? "check the drive (dmesg), then " CONTAINER_REPLACE : CONTAINER_REPLACE);
 }
 
 static void end_load(struct loads *loads, struct load *load)
@@ -347,6 +346,7 @@ static void drop_copy(struct loads *loads, const struct piece *piece)
     const struct load *load = piece->owner;
     uint32_t slice = (uint32_t)(covered(loads, piece).first / loads->copies->container->slice_bytes);
     copies_drop(loads->copies, piece->copy, file_of(loads, load->expert, stripe_of(loads, slice)), piece->status);
+    loads->reader->dropped_copies |= 1u << piece->copy;
     struct piece *waiting = reader_withdraw(loads->reader);
     while (waiting) {
         struct piece *next = waiting->next;
@@ -361,11 +361,16 @@ static void drop_copy(struct loads *loads, const struct piece *piece)
 static bool read_elsewhere(struct loads *loads, struct load *load, struct piece *piece)
 {
     struct copies *copies = loads->copies;
-    if (!copies_is_fault(piece->status) || load->code || !(copies->live & ~(1u << piece->copy)))
+    if (!copies_is_fault(piece->status))
+        return false;
+    if (copies->live & 1u << piece->copy) /* of a dropped one it is known */
+        copies_count_failure(copies, piece->copy);
+    if (load->code || !(copies->live & ~(1u << piece->copy)))
         return false;
     if (copies->live & 1u << piece->copy)
         drop_copy(loads, piece);
     move_piece(loads, piece);
+    piece->read.buffer_place = 0; /* it may have been given back while the read was in flight */
     reader_add(loads->reader, piece);
     return true;
 }
@@ -428,6 +433,7 @@ static void note_wrong(struct loads *loads, struct load *load, uint32_t slice)
     }
     if (load->read_again & bit) {
         load->wrong[slice] |= (uint8_t)(1u << copy);
+        copies_count_wrong(loads->copies, copy);
         *slice_bits(loads, loads->bad, copy, load->expert) |= bit;
     }
     uint32_t others = loads->copies->live & ~(uint32_t)load->wrong[slice];
@@ -437,8 +443,7 @@ static void note_wrong(struct loads *loads, struct load *load, uint32_t slice)
     }
     char remedy[700];
     uint8_t other = choose_copy(loads, load, others, slice, 1);
-    snprintf(remedy, sizeof(remedy), "read from %s instead; fetch this file again or convert again",
-             loads->copies->copy[other].path);
+    snprintf(remedy, sizeof(remedy), "read from %s instead; " CONTAINER_REPLACE, loads->copies->copy[other].path);
     log_damage(loads, load, slice, CHECKSUM_DIFFERS, remedy);
     load->read_again &= (uint8_t)~bit;
     load->copy[slice] = other;

@@ -275,6 +275,9 @@ static bool evict(struct placement *placement, uint32_t expert)
     uint32_t slot = place->slot;
     if (change_state(placement, slot, SLOT_READY, SLOT_EMPTY, slot_generation_of(state_word(placement, slot))) < 0)
         return false;
+    uint64_t used = atomic_load_explicit(&placement->pool->slots[slot].used, memory_order_relaxed);
+    if (used <= newest_tick(placement->requests)) /* else scribbled on */
+        requests_gone(placement->requests, expert, used);
     if (place->brought == PRIORITY_LOOKAHEAD)
         count(&placement->counters->guesses_wasted);
     free_seat(placement, slot);

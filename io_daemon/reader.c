@@ -46,7 +46,7 @@ void reader_add(struct reader *reader, struct piece *piece)
 static uint64_t most_bytes(const struct reader *reader, bool background)
 {
     uint64_t most = reader->most_bytes ? reader->most_bytes : READER_IN_FLIGHT;
-    return background ? most / 2 : most;
+    return background ? most / READER_BACKGROUND : most;
 }
 
 bool reader_has_room(const struct reader *reader, uint8_t drive, bool background)
@@ -145,14 +145,15 @@ static void skip_bytes(struct io_read *read, size_t bytes)
     read->bytes -= bytes;
 }
 
-/* Looks at a read that came back: true when its piece is finished, false when the rest must be read. */
-static bool advance_piece(struct piece *piece)
+/* Looks at a read that came back: true when its piece is finished, false when the rest must be read. `dropped`: not from
+ * there, so that the piece is finished with what it has. */
+static bool advance_piece(struct piece *piece, bool dropped)
 {
     struct io_read *read = &piece->read;
     int64_t result = read->result;
-    if (result == -EINTR || result == -EAGAIN)
+    if ((result == -EINTR || result == -EAGAIN) && !dropped)
         return false;
-    if (result == -EIO && !piece->retried) {
+    if (result == -EIO && !piece->retried && !dropped) {
         piece->retried = true;
         return false;
     }
@@ -170,7 +171,8 @@ static bool advance_piece(struct piece *piece)
         return true;
     }
     skip_bytes(read, progress);
-    return false;
+    piece->status = dropped ? -ENODATA : 0;
+    return dropped;
 }
 
 /* A drive works on all that is in flight at once, so its rate is that, by the time that a read among them took. */
@@ -207,7 +209,7 @@ int reader_wait(struct reader *reader, int timeout_ms, struct piece **ret_finish
         drive->flying--;
         drive->flying_bytes -= piece->read.bytes;
         count_read(reader, drive, piece, now - piece->started_ns);
-        if (advance_piece(piece)) {
+        if (advance_piece(piece, reader->dropped_copies & 1u << piece->copy)) {
             piece->next = *ret_finished;
             *ret_finished = piece;
         } else {

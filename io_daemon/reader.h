@@ -9,7 +9,8 @@
 
 #include <stdbool.h>
 
-#define READER_IN_FLIGHT (UINT64_C(32) << 20) /* bytes of a drive; half of it for pieces in the background */
+#define READER_IN_FLIGHT (UINT64_C(32) << 20) /* bytes of a drive */
+#define READER_BACKGROUND 4u                  /* one in so many of them is for pieces in the background */
 #define READER_DEPTH 64u                      /* reads in flight, where they are small */
 #define READER_DRIVES 16u                     /* drives that have bounds of their own */
 #define PIECE_BYTES (UINT64_C(2) << 20)       /* the largest piece */
@@ -20,7 +21,7 @@ struct piece {
     uint32_t index;  /* the owner's */
     uint8_t drive;   /* below READER_DRIVES */
     uint8_t copy;    /* the owner's */
-    bool background; /* nobody waits for it: it is passed by all others, and only half the bytes in flight are its */
+    bool background; /* nobody waits for it: it is passed by all others, and READER_BACKGROUND holds for it */
     int status;      /* when handed back: 0, or a negative errno; -ENODATA: the file ends before the piece */
     uint64_t started_ns;
     uint64_t ahead;  /* bytes of its drive in flight when it was sent, its own among them */
@@ -57,6 +58,9 @@ struct reader {
     uint32_t most_reads; /* of all */
     struct drive drives[READER_DRIVES];
     uint32_t flying; /* reads, of all drives */
+    /* W: the owner. Bit c: copy c is read no more, and what is still in flight from there comes back whole or as failed,
+     * never to be resumed there. */
+    uint32_t dropped_copies;
 };
 
 /* Asks for a piece: the owner has set read.fd, buffer, bytes, offset, owner, index, drive and background. Its memory

@@ -42,9 +42,9 @@ static uint64_t current_tick(const struct requests *requests, uint32_t worker)
 
 static int note_demand(struct requests *requests, uint32_t worker, const struct expert_request *request)
 {
-    if (current_tick(requests, worker) > request->tick)
-        return -ESTALE;
     struct wish *wish = &requests->wishes[request->expert];
+    if (current_tick(requests, worker) > request->tick || wish->gone_used >= request->tick)
+        return -ESTALE;
     if (!requests_live(requests, request->expert, NULL)) {
         wish->epoch = request->epoch;
         wish->workers = 0;
@@ -106,6 +106,11 @@ bool requests_owed(const struct requests *requests, uint32_t expert, uint64_t us
             return true;
     }
     return false;
+}
+
+void requests_gone(struct requests *requests, uint32_t expert, uint64_t used)
+{
+    requests->wishes[expert].gone_used = used;
 }
 
 void requests_remove(struct requests *requests, uint32_t expert)

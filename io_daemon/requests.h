@@ -31,6 +31,7 @@ struct wish {
     /* the lookahead: of which epoch and worker, and the tick of the layer that it was asked for */
     uint32_t guess_epoch;
     uint64_t guess_tick;
+    uint64_t gone_used;         /* its slot's `used` when it was evicted last */
     uint64_t asked_ns;          /* the first of the live demands */
     uint64_t tick[MAX_WORKERS]; /* of each worker's demand: when */
     uint32_t guess_worker;
@@ -62,6 +63,11 @@ uint32_t requests_live(const struct requests *requests, uint32_t expert, uint64_
 
 /* True while some worker has not used the expert that it asked for; `used` is the slot's. */
 bool requests_owed(const struct requests *requests, uint32_t expert, uint64_t used);
+
+/* The expert has been evicted from a slot with that `used`. A demand of that tick or before that is still on its way has
+ * been served: a guess brought the expert while the worker asked for it. Read once more it would be owed to nobody, and
+ * keep its slot until the worker's next tick. */
+void requests_gone(struct requests *requests, uint32_t expert, uint64_t used);
 
 /* Queues an expert to be read. One that stands in that queue, or in a more urgent one, already stays where it is. */
 void requests_append(struct requests *requests, uint32_t expert, enum priority priority);

@@ -73,7 +73,7 @@ int container_read_json(const char *path, size_t limit, json_t **ret_object, str
     struct stat facts;
     _cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &facts) < 0)
-        return error_set(ret_error, errno, "%s: %s", path, strerror(errno));
+        return error_set(ret_error, errno, "%s: %s%s", path, strerror(errno), error_remedy(errno));
     if (!S_ISREG(facts.st_mode))
         return error_set(ret_error, EINVAL, "%s: is not a regular file", path);
     if ((uint64_t)facts.st_size > limit)
@@ -101,29 +101,35 @@ static int read_tensor(const struct safetensors *file, const struct tensor *tens
 {
     _cleanup_close_ int fd = open(file->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return error_set(ret_error, errno, "%s: %s", file->path, strerror(errno));
+        return error_set(ret_error, errno, "%s: %s%s", file->path, strerror(errno), error_remedy(errno));
     for (uint64_t done = 0; done < tensor->bytes;) {
         ssize_t got = pread(fd, (char *)buffer + done, tensor->bytes - done, (off_t)(tensor->offset + done));
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            return error_set(ret_error, got < 0 ? errno : EIO, "%s: cannot read tensor %s: %s", file->path,
-                             tensor->name, got < 0 ? strerror(errno) : "the file became shorter");
+            return error_set(ret_error, got < 0 ? errno : EIO, "%s: cannot read tensor %s: %s%s", file->path,
+                             tensor->name, got < 0 ? strerror(errno) : "the file became shorter",
+                             error_remedy(got < 0 ? errno : 0));
         done += (uint64_t)got;
     }
     return 0;
 }
 
-/* A file that cannot be found. Of a link it is the target's drive that is missing, and no copy of the file. */
+/* A file that cannot be looked at. Of a link that leads nowhere it is the target's drive that is missing, and no copy of
+ * the file. */
 static int no_file(const char *path, int code, struct error *ret_error)
 {
     char target[PATH_MAX];
     ssize_t length = readlink(path, target, sizeof target - 1);
-    if (length < 0)
-        return error_set(ret_error, code, "%s: %s; fetch this file again or convert again", path, strerror(code));
+    if (length < 0 && code == ENOENT)
+        return error_set(ret_error, code, "%s: %s; " CONTAINER_MEND, path, strerror(code));
+    if (length < 0 || code != ENOENT)
+        return error_set(ret_error, code, "%s: %s%s", path, strerror(code), error_remedy(code));
     target[length] = '\0';
-    return error_set(ret_error, code, "%.400s: a link to %.400s: %s; mount its drive, or mend the link", path, target,
-                     strerror(code));
+    return error_set(ret_error, code,
+                     "%.300s: a link to %.300s: %s; mount its drive, or mend the link, or remove it and run "
+                     "`calypte convert SRC DST` again (only this file is made anew)",
+                     path, target, strerror(code));
 }
 
 /* Opens a file of the container and holds it against its entry in the manifest. */
@@ -140,25 +146,24 @@ static int open_file(const struct container *container, const char *name, const 
     if (!json_is_integer(bytes) || json_integer_value(bytes) < 0 ||
         checksum_parse(json_object_get(entry, "header"), &header) < 0 ||
         !json_is_object(json_object_get(entry, "tensors")))
-        return error_set(ret_error, EINVAL, "%s/%s: entry of %s is not valid, convert again", container->path,
-                         CONTAINER_MANIFEST, name);
+        return error_set(ret_error, EINVAL, "%s/%s: entry of %s is not valid, convert into another folder",
+                         container->path, CONTAINER_MANIFEST, name);
     /* The length first: of a truncated file it says more than the header would. */
     struct stat facts;
     if (stat(path, &facts) < 0)
         return no_file(path, errno, ret_error);
     if ((uint64_t)facts.st_size != (uint64_t)json_integer_value(bytes))
-        return error_set(ret_error, EINVAL,
-                         "%s: has %lld bytes, the manifest says %lld: fetch this file again or convert again", path,
+        return error_set(ret_error, EINVAL, "%s: has %lld bytes, the manifest says %lld: " CONTAINER_MEND, path,
                          (long long)facts.st_size, (long long)json_integer_value(bytes));
     struct safetensors file;
     struct error why = {{0}};
     int status = safetensors_open(path, &file, &why);
+    if (status == -EINVAL || status == -EOVERFLOW || status == -ENODATA) /* what stands there is no such file */
+        return error_set(ret_error, EINVAL, "%.800s; " CONTAINER_MEND, why.text);
     if (status < 0)
-        return error_set(ret_error, -status, "%.900s; fetch this file again or convert again", why.text);
+        return error_set(ret_error, -status, "%s", why.text);
     if (file.file_bytes != (uint64_t)json_integer_value(bytes) || file.header_xxh3 != header) {
-        status =
-            error_set(ret_error, EINVAL,
-                      "%s: its header is damaged (checksum differs): fetch this file again or convert again", path);
+        status = error_set(ret_error, EINVAL, "%s: its header is damaged (checksum differs): " CONTAINER_MEND, path);
         safetensors_close(&file);
         return status;
     }
@@ -178,16 +183,18 @@ static int open_dense(const struct container *container, const char *name, const
     if (!ret_file->checksums)
         return error_set(ret_error, ENOMEM, "%s: no memory", header->path);
     if (json_object_size(tensors) != header->count)
-        return error_set(ret_error, EINVAL, "%s: holds %zu tensors, the manifest lists %zu: convert again",
-                         header->path, header->count, json_object_size(tensors));
+        return error_set(ret_error, EINVAL,
+                         "%s: holds %zu tensors, the manifest lists %zu: convert into another folder", header->path,
+                         header->count, json_object_size(tensors));
     for (size_t i = 0; i < header->count; i++) {
         if (checksum_parse(json_object_get(tensors, header->tensors[i].name), &ret_file->checksums[i]) < 0)
-            return error_set(ret_error, EINVAL, "%s: the manifest has no checksum of tensor %s: convert again",
-                             header->path, header->tensors[i].name);
+            return error_set(ret_error, EINVAL,
+                             "%s: the manifest has no checksum of tensor %s: convert into another folder", header->path,
+                             header->tensors[i].name);
     }
     if (header->data_offset % DISK_ALIGN != 0 || header->file_bytes % DISK_ALIGN != 0)
-        return error_set(ret_error, EINVAL, "%s: its data do not stand on multiples of %u: convert again", header->path,
-                         DISK_ALIGN);
+        return error_set(ret_error, EINVAL, "%s: its data do not stand on multiples of %u: convert into another folder",
+                         header->path, DISK_ALIGN);
     return 0;
 }
 
@@ -198,11 +205,12 @@ static int read_table(const struct safetensors *file, const json_t *tensors, con
     const struct tensor *tensor = safetensors_find(file, name);
     if (!tensor || tensor->dtype != dtype || tensor->dims != 2 || tensor->shape[0] != rows ||
         tensor->shape[1] != columns)
-        return error_set(ret_error, EINVAL, "%s: tensor %s is not there as %s [%u, %u]: convert again", file->path,
-                         name, dtype_name(dtype), rows, columns);
+        return error_set(ret_error, EINVAL, "%s: tensor %s is not there as %s [%u, %u]: convert into another folder",
+                         file->path, name, dtype_name(dtype), rows, columns);
     uint64_t expected;
     if (checksum_parse(json_object_get(tensors, name), &expected) < 0)
-        return error_set(ret_error, EINVAL, "%s: the manifest has no checksum of tensor %s: convert again", file->path,
+        return error_set(ret_error, EINVAL,
+                         "%s: the manifest has no checksum of tensor %s: convert into another folder", file->path,
                          name);
     _cleanup_free_ void *table = malloc(tensor->bytes);
     if (!table)
@@ -211,9 +219,8 @@ static int read_table(const struct safetensors *file, const json_t *tensors, con
     if (status < 0)
         return status;
     if (XXH3_64bits(table, tensor->bytes) != expected)
-        return error_set(ret_error, EINVAL,
-                         "%s: tensor %s is damaged (checksum differs): fetch this file again or convert again",
-                         file->path, name);
+        return error_set(ret_error, EINVAL, "%s: tensor %s is damaged (checksum differs): " CONTAINER_MEND, file->path,
+                         name);
     *ret_table = take_pointer(table);
     return 0;
 }
@@ -232,9 +239,10 @@ static int find_blobs(const struct container *container, uint32_t layer, struct 
         const struct tensor *tensor = safetensors_find(&stripe->header, name);
         if (!tensor || tensor->dtype != DTYPE_U8 || tensor->dims != 2 || tensor->shape[0] != stripe->slices.count ||
             tensor->shape[1] != container->slice_bytes || tensor->offset % DISK_ALIGN != 0)
-            return error_set(ret_error, EINVAL,
-                             "%s: tensor %s is not there as U8 [%u, %zu] on a multiple of %u: convert again",
-                             stripe->header.path, name, stripe->slices.count, container->slice_bytes, DISK_ALIGN);
+            return error_set(
+                ret_error, EINVAL,
+                "%s: tensor %s is not there as U8 [%u, %zu] on a multiple of %u: convert into another folder",
+                stripe->header.path, name, stripe->slices.count, container->slice_bytes, DISK_ALIGN);
         stripe->offsets[e] = tensor->offset;
     }
     return 0;
@@ -257,37 +265,61 @@ static int read_tables(const struct container *container, const json_t *entry, s
     layer->exponents = exponents;
     for (uint32_t i = 0; status == 0 && i < experts * EXPERT_MATRICES; i++) {
         if (layer->exponents[i] < -EXPONENT_LIMIT || layer->exponents[i] > EXPONENT_LIMIT)
-            status = error_set(ret_error, EINVAL, "%s: tensor experts.exponents holds %d for expert %u: convert again",
+            status = error_set(ret_error, EINVAL,
+                               "%s: tensor experts.exponents holds %d for expert %u: convert into another folder",
                                file->path, layer->exponents[i], i / EXPERT_MATRICES);
     }
     return status;
 }
 
+/* The files of a container on their way: who hears of those that are refused, and how many were. */
+struct inspection {
+    container_refusal *refusal; /* NULL: the first one ends it */
+    void *context;
+    uint32_t refused;
+};
+
+/* After a file was refused with `status` and the line `why`: 0 where the next one is looked at. */
+static int refuse_file(struct inspection *inspection, const char *name, int status, const struct error *why,
+                       struct error *ret_error)
+{
+    if (!inspection->refusal || status == -ENOMEM)
+        return error_set(ret_error, -status, "%s", why->text);
+    inspection->refusal(inspection->context, name, status, why);
+    inspection->refused++;
+    return 0;
+}
+
 static int open_experts(const struct container *container, const json_t *files, struct expert_layer *layer,
-                        struct error *ret_error)
+                        struct inspection *inspection, struct error *ret_error)
 {
     int status = 0;
+    struct error why = {{0}};
     for (uint32_t s = 0; status == 0 && s < container->stripes; s++) {
         struct expert_stripe *stripe = &layer->stripes[s];
         char name[64];
         snprintf(name, sizeof name, CONTAINER_EXPERTS_NAME, s, layer->layer);
         const json_t *entry = json_object_get(files, name);
         if (!entry)
-            return error_set(ret_error, EINVAL, "%s/%s: lists no %s: convert again", container->path,
+            return error_set(ret_error, EINVAL, "%s/%s: lists no %s: convert into another folder", container->path,
                              CONTAINER_MANIFEST, name);
         stripe->slices = split(EXPERT_SLICES, s, container->stripes);
-        status = open_file(container, name, entry, &stripe->header, ret_error);
+        status = open_file(container, name, entry, &stripe->header, &why);
         if (status == 0)
-            status = find_blobs(container, layer->layer, stripe, ret_error);
+            status = find_blobs(container, layer->layer, stripe, &why);
         if (status == 0 && s == 0)
-            status = read_tables(container, entry, layer, ret_error);
+            status = read_tables(container, entry, layer, &why);
+        if (status < 0)
+            status = refuse_file(inspection, name, status, &why, ret_error);
     }
     return status;
 }
 
 /* The dense files are those of the manifest called dense-00001, dense-00002, ... without a gap. */
-static int open_all_dense(struct container *container, const json_t *files, struct error *ret_error)
+static int open_all_dense(struct container *container, const json_t *files, struct inspection *inspection,
+                          struct error *ret_error)
 {
+    struct error why = {{0}};
     char name[64];
     size_t count = 0;
     while (count < DENSE_FILES_MAX) {
@@ -297,22 +329,25 @@ static int open_all_dense(struct container *container, const json_t *files, stru
         count++;
     }
     if (count == 0)
-        return error_set(ret_error, EINVAL, "%s/%s: lists no dense-00001.safetensors: convert again", container->path,
-                         CONTAINER_MANIFEST);
+        return error_set(ret_error, EINVAL, "%s/%s: lists no dense-00001.safetensors: convert into another folder",
+                         container->path, CONTAINER_MANIFEST);
     container->dense = calloc(count, sizeof container->dense[0]);
     if (!container->dense)
         return error_set(ret_error, ENOMEM, "%s: no memory", container->path);
     container->dense_count = count;
     for (size_t i = 0; i < count; i++) {
         snprintf(name, sizeof name, "dense-%05zu.safetensors", i + 1);
-        int status = open_dense(container, name, json_object_get(files, name), &container->dense[i], ret_error);
+        int status = open_dense(container, name, json_object_get(files, name), &container->dense[i], &why);
+        if (status < 0)
+            status = refuse_file(inspection, name, status, &why, ret_error);
         if (status < 0)
             return status;
     }
     return 0;
 }
 
-static int open_all_experts(struct container *container, const json_t *files, struct error *ret_error)
+static int open_all_experts(struct container *container, const json_t *files, struct inspection *inspection,
+                            struct error *ret_error)
 {
     uint32_t count = model_moe_layers(&container->config);
     container->experts = calloc(count + 1u, sizeof container->experts[0]);
@@ -324,13 +359,14 @@ static int open_all_experts(struct container *container, const json_t *files, st
         if (index < 0)
             continue;
         container->experts[index].layer = layer;
-        int status = open_experts(container, files, &container->experts[index], ret_error);
+        int status = open_experts(container, files, &container->experts[index], inspection, ret_error);
         if (status < 0)
             return status;
     }
     size_t expected = container->dense_count + (size_t)count * container->stripes;
     if (json_object_size(files) != expected)
-        return error_set(ret_error, EINVAL, "%s/%s: lists %zu files, its configuration has %zu: convert again",
+        return error_set(ret_error, EINVAL,
+                         "%s/%s: lists %zu files, its configuration has %zu: convert into another folder",
                          container->path, CONTAINER_MANIFEST, json_object_size(files), expected);
     return 0;
 }
@@ -343,8 +379,9 @@ static int require_version(const char *path, const json_t *manifest, const char 
         return error_set(ret_error, EINVAL, "%s: %s is missing or not a whole number: not a Calypte container?", path,
                          name);
     if (json_integer_value(value) != supported)
-        return error_set(ret_error, ENOTSUP, "%s: %s is %lld, this version reads %lld: convert again with this version",
-                         path, name, (long long)json_integer_value(value), (long long)supported);
+        return error_set(ret_error, ENOTSUP,
+                         "%s: %s is %lld, this version reads %lld: convert with this version into another folder", path,
+                         name, (long long)json_integer_value(value), (long long)supported);
     return 0;
 }
 
@@ -359,12 +396,13 @@ static int parse_manifest(const char *path, const json_t *manifest, struct conta
         return status;
     uint64_t stated, computed;
     if (checksum_parse(json_object_get(manifest, "checksum"), &stated) < 0)
-        return error_set(ret_error, EINVAL, "%s: has no valid checksum: convert again", path);
+        return error_set(ret_error, EINVAL, "%s: has no valid checksum: convert into another folder", path);
     status = container_checksum(manifest, &computed, ret_error);
     if (status < 0)
         return status;
     if (stated != computed)
-        return error_set(ret_error, EINVAL, "%s: is damaged (checksum differs): fetch this file again or convert again",
+        return error_set(ret_error, EINVAL,
+                         "%s: is damaged (checksum differs): fetch this file again, or convert into another folder",
                          path);
     container->identity = computed;
     status = require_version(path, manifest, "slices", EXPERT_SLICES, ret_error);
@@ -393,6 +431,12 @@ static int parse_manifest(const char *path, const json_t *manifest, struct conta
     return require_version(path, manifest, "slice_bytes", (json_int_t)container->slice_bytes, ret_error);
 }
 
+static bool has_file(const char *folder, const char *name)
+{
+    char path[PATH_MAX];
+    return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path && access(path, F_OK) == 0;
+}
+
 /* A folder without a manifest: says what it is instead. */
 static int no_manifest(const char *path, struct error *ret_error)
 {
@@ -402,22 +446,29 @@ static int no_manifest(const char *path, struct error *ret_error)
                          strerror(errno));
     if (!S_ISDIR(status.st_mode))
         return error_set(ret_error, ENOTDIR, "%s: is not a folder; give the folder that `calypte convert` made", path);
-    _cleanup_free_ char *config = NULL;
-    if (asprintf(&config, "%s/config.json", path) < 0) {
-        config = NULL;
-        return error_set(ret_error, ENOMEM, "%s: no memory", path);
-    }
-    if (access(config, F_OK) == 0)
+    if (has_file(path, "config.json"))
         return error_set(ret_error, ENOENT,
                          "%s: is a Hugging Face folder and no container (it holds no %s); make one of it: "
                          "`calypte convert %s DST`",
                          path, CONTAINER_MANIFEST, path);
+    if (has_file(path, CONTAINER_JOURNAL))
+        return error_set(
+            ret_error, ENOENT,
+            "%s: holds no %s: not a Calypte container, its conversion is not finished: run the command that "
+            "began it again to go on (`calypte convert SRC %s`)",
+            path, CONTAINER_MANIFEST, path);
+    if (has_file(path, "dense-00001.safetensors"))
+        return error_set(
+            ret_error, ENOENT,
+            "%s: holds no %s, without which it is not a Calypte container: fetch this file again, or remove "
+            "the folder and convert again (`calypte convert SRC %s`)",
+            path, CONTAINER_MANIFEST, path);
     return error_set(ret_error, ENOENT,
-                     "%s: holds no %s: not a Calypte container, or its conversion is not finished (run it again)", path,
+                     "%s: holds no %s: not a Calypte container; give the folder that `calypte convert` made", path,
                      CONTAINER_MANIFEST);
 }
 
-static int open_manifest(struct container *container, struct error *ret_error)
+static int open_manifest(struct container *container, struct inspection *inspection, struct error *ret_error)
 {
     _cleanup_free_ char *path = NULL;
     if (asprintf(&path, "%s/%s", container->path, CONTAINER_MANIFEST) < 0) {
@@ -434,25 +485,37 @@ static int open_manifest(struct container *container, struct error *ret_error)
         return status;
     const json_t *files = json_object_get(manifest, "files");
     if (!json_is_object(files))
-        return error_set(ret_error, EINVAL, "%s: files is missing: convert again", path);
-    status = open_all_dense(container, files, ret_error);
-    return status == 0 ? open_all_experts(container, files, ret_error) : status;
+        return error_set(ret_error, EINVAL, "%s: files is missing: convert into another folder", path);
+    status = open_all_dense(container, files, inspection, ret_error);
+    return status == 0 ? open_all_experts(container, files, inspection, ret_error) : status;
 }
 
-int container_open(const char *path, struct container **ret_container, struct error *ret_error)
+static int open_container(const char *path, struct inspection *inspection, struct container **ret_container,
+                          struct error *ret_error)
 {
     struct container *container = calloc(1, sizeof *container);
     if (!container || !(container->path = strdup(path))) {
         free(container);
         return error_set(ret_error, ENOMEM, "%s: no memory", path);
     }
-    int status = open_manifest(container, ret_error);
-    if (status < 0) {
+    int status = open_manifest(container, inspection, ret_error);
+    if (status < 0 || inspection->refused) {
         container_close(container);
-        return status;
+        return status < 0 ? status : (int)inspection->refused;
     }
     *ret_container = container;
     return 0;
+}
+
+int container_open(const char *path, struct container **ret_container, struct error *ret_error)
+{
+    return open_container(path, &(struct inspection){0}, ret_container, ret_error);
+}
+
+int container_inspect(const char *path, container_refusal *refusal, void *context, struct container **ret_container,
+                      struct error *ret_error)
+{
+    return open_container(path, &(struct inspection){.refusal = refusal, .context = context}, ret_container, ret_error);
 }
 
 void container_close(struct container *container)

@@ -89,10 +89,24 @@ struct container {
  * header hash, every expert's place, the small tables. Errors name the file and the remedy. The caller frees with
  * container_close. Any thread. */
 int container_open(const char *path, struct container **ret_container, struct error *ret_error);
+/* As container_open, but a file that is refused does not end it: each is told with its name in the manifest, and the next
+ * one is looked at. `status` is -ENOENT where it is missing, -EINVAL where what stands there is not the manifest's, else
+ * why it cannot be read; `why` is container_open's line. Returns 0 and the container, or how many files were refused, or
+ * an error that is not one of its files'. */
+typedef void container_refusal(void *context, const char *name, int status, const struct error *why);
+int container_inspect(const char *path, container_refusal *refusal, void *context, struct container **ret_container,
+                      struct error *ret_error);
 void container_close(struct container *container);
 
 #define CONTAINER_MANIFEST "calypte.json"
 #define CONTAINER_MANIFEST_MAX (256u << 20) /* bytes; GLM-5.2's has about 1 MiB */
+#define CONTAINER_JOURNAL "convert.state"   /* stands there while the conversion is unfinished */
+
+/* What mends one file of a container, for errors: such a one as container_open refuses, and one whose bulk data are
+ * damaged, which convert does not read to find. */
+#define CONTAINER_MEND "fetch this file again, or run `calypte convert SRC DST` again (only this file is made anew)"
+#define CONTAINER_REPLACE                                                                                              \
+    "fetch this file again, or remove it and run `calypte convert SRC DST` again (only this file is made anew)"
 
 /* The manifest's checksum: XXH3 of the object without its member "checksum", as jansson dumps it. `manifest` is not
  * changed. */

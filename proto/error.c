@@ -39,3 +39,13 @@ void error_write_prefix(struct error *ret_error, const char *format, ...)
         keep_one_line(ret_error->text);
     }
 }
+
+const char *error_remedy(int code)
+{
+    switch (code) {
+    case EACCES:
+    case EPERM: return "; let this user read it: see owner and mode (ls -l) of the file and of the folders above it";
+    case EIO: return "; check the drive (dmesg)";
+    default: return "";
+    }
+}

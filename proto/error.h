@@ -29,5 +29,9 @@ struct error {
         status_;                                                                                                       \
     })
 
+/* What the user can do about a file that cannot be opened or read: "; REMEDY", to stand behind strerror(code), or "". Any
+ * thread. */
+const char *error_remedy(int code);
+
 __attribute__((format(printf, 2, 3))) void error_write(struct error *ret_error, const char *format, ...);
 __attribute__((format(printf, 2, 3))) void error_write_prefix(struct error *ret_error, const char *format, ...);

@@ -205,7 +205,7 @@ static int read_header(struct safetensors *file, int fd, struct error *ret_error
                          file->path, (unsigned long long)file->file_bytes);
     int status = read_exactly(fd, prefix, sizeof prefix);
     if (status < 0)
-        return error_set(ret_error, -status, "%s: %s", file->path, strerror(-status));
+        return error_set(ret_error, -status, "%s: %s%s", file->path, strerror(-status), error_remedy(-status));
     uint64_t header_bytes = 0;
     for (size_t i = sizeof prefix; i-- > 0;)
         header_bytes = header_bytes << 8 | prefix[i];
@@ -224,7 +224,8 @@ static int read_header(struct safetensors *file, int fd, struct error *ret_error
         return error_set(ret_error, ENOMEM, "%s: no memory for its header", file->path);
     status = read_exactly(fd, text, (size_t)file->data_offset);
     if (status < 0)
-        return error_set(ret_error, -status, "%s: cannot read its header: %s", file->path, strerror(-status));
+        return error_set(ret_error, -status, "%s: cannot read its header: %s%s", file->path, strerror(-status),
+                         error_remedy(-status));
     file->header_xxh3 = XXH3_64bits(text, (size_t)file->data_offset);
     return parse_header(file, text + sizeof prefix, (size_t)header_bytes, ret_error);
 }
@@ -239,7 +240,7 @@ int safetensors_open(const char *path, struct safetensors *ret_file, struct erro
     /* O_NONBLOCK: a FIFO of that name must not hang us; it has no effect on the regular files that are accepted. */
     _cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &facts) < 0)
-        status = error_set(ret_error, errno, "%s: %s", path, strerror(errno));
+        status = error_set(ret_error, errno, "%s: %s%s", path, strerror(errno), error_remedy(errno));
     else if (!S_ISREG(facts.st_mode))
         status = error_set(ret_error, EINVAL, "%s: is not a regular file", path);
     else {

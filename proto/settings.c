@@ -86,7 +86,7 @@ static const struct setting_info table[SETTING_COUNT] = {
                            .type = SETTING_CHOICE,
                            .default_text = "auto",
                            .choices = {"auto", "off"},
-                           .help = "ask for huge pages for the pool"},
+                           .help = "huge pages for weights and KV, where the machine has them"},
     [SETTING_VERIFY] = {.name = "verify",
                         .type = SETTING_CHOICE,
                         .default_text = "first",
@@ -326,6 +326,18 @@ int settings_load(struct settings *settings, const char *config_file, struct err
     return load_environment(settings, ret_error);
 }
 
+/* A flag that is given again counts anew, but a second path would be meant to be read as well. */
+static int take_flag(struct settings *settings, const char *name, const char *text, const char *flag,
+                     struct error *ret_error)
+{
+    enum setting setting;
+    if (setting_find(name, &setting, NULL) == 0 && table[setting].type == SETTING_PATH &&
+        settings->values[setting].source == SOURCE_FLAG && strcmp(settings->values[setting].text, text) != 0)
+        return error_set(ret_error, EINVAL, "%s is given twice, %.200s and %.200s: there is one %s at most", name,
+                         settings->values[setting].text, text, name);
+    return settings_set(settings, name, text, SOURCE_FLAG, flag, ret_error);
+}
+
 static int take_assignment(struct settings *settings, const char *text, struct error *ret_error)
 {
     const char *equals = strchr(text, '=');
@@ -334,7 +346,7 @@ static int take_assignment(struct settings *settings, const char *text, struct e
         return error_set(ret_error, EINVAL, "--set: \"%.100s\" is not name=value", text);
     memcpy(name, text, (size_t)(equals - text));
     name[equals - text] = 0;
-    return settings_set(settings, name, equals + 1, SOURCE_FLAG, "--set", ret_error);
+    return take_flag(settings, name, equals + 1, "--set", ret_error);
 }
 
 /* The value of flag `flag` if argv[*index] is it (`--flag value` or `--flag=value`). 1, 0, or negative. */
@@ -370,8 +382,7 @@ int settings_take_flag(struct settings *settings, int argc, char **argv, int *in
         taken = take_value(table[i].flag, argc, argv, index, &value, ret_error);
         if (taken == 0)
             continue;
-        int status =
-            taken < 0 ? taken : settings_set(settings, table[i].name, value, SOURCE_FLAG, table[i].flag, ret_error);
+        int status = taken < 0 ? taken : take_flag(settings, table[i].name, value, table[i].flag, ret_error);
         return status < 0 ? status : 1;
     }
     return 0;

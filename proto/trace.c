@@ -19,7 +19,12 @@ struct trace_reader {
     FILE *file;
     char *path;
     struct trace_header header;
+    uint64_t format;
+    uint32_t least_slots, most_slots;
     uint64_t line;
+    bool begun;
+    uint64_t step; /* of the layer that was read last */
+    uint32_t layer;
     char *text; /* [room], the line that was read last */
     size_t room;
     struct trace_use *uses; /* [uses_room] */
@@ -28,8 +33,16 @@ struct trace_reader {
 
 static bool header_fits(const struct trace_header *header)
 {
-    return header->layers >= 1 && header->layers <= MODEL_MAX_LAYERS && header->experts >= 1 &&
-           header->experts <= MODEL_MAX_EXPERTS;
+    if (header->layers < 1 || header->layers > MODEL_MAX_LAYERS || header->experts < 1 ||
+        header->experts > MODEL_MAX_EXPERTS || header->slots > INT32_MAX ||
+        header->expert_bytes > TRACE_EXPERT_BYTES_MAX)
+        return false;
+    for (uint32_t l = 0; header->numbered && l < header->layers; l++) {
+        const uint32_t *number = &header->layer_numbers[l];
+        if (*number >= MODEL_MAX_LAYERS || (l && *number <= number[-1]))
+            return false;
+    }
+    return true;
 }
 
 /* What a layer must be, for the writer and for the reader; NULL where it is. */
@@ -73,10 +86,31 @@ static void free_writer(struct trace_writer *writer)
     free(writer);
 }
 
+/* The first line, or NULL. */
+static json_t *header_json(const struct trace_header *header)
+{
+    char identity[CHECKSUM_DIGITS + 1];
+    checksum_format(header->identity, identity);
+    json_t *line = json_pack("{si ss si si si}", "trace", TRACE_FORMAT, "model", identity, "layers",
+                             (int)header->layers, "experts", (int)header->experts, "slots", (int)header->slots);
+    json_t *numbers = header->numbered ? json_array() : NULL;
+    int status = 0;
+    for (uint32_t l = 0; numbers && l < header->layers; l++)
+        status |= json_array_append_new(numbers, json_integer(header->layer_numbers[l]));
+    if (header->numbered)
+        status |= json_object_set_new(line, "layer_numbers", numbers);
+    if (header->expert_bytes)
+        status |= json_object_set_new(line, "expert_bytes", json_integer((json_int_t)header->expert_bytes));
+    if (status) {
+        json_decref(line);
+        line = NULL;
+    }
+    return line;
+}
+
 int trace_create(const char *path, const struct trace_header *header, struct trace_writer **ret_writer,
                  struct error *ret_error)
 {
-    char identity[CHECKSUM_DIGITS + 1];
     if (!header_fits(header))
         return error_set(ret_error, EINVAL, "%s: a trace of %u layers of %u experts and %u slots", path, header->layers,
                          header->experts, header->slots);
@@ -86,7 +120,7 @@ int trace_create(const char *path, const struct trace_header *header, struct tra
         return error_set(ret_error, ENOMEM, "%s: out of memory", path);
     }
     writer->header = *header;
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0 || !(writer->file = fdopen(fd, "w"))) {
         int code = errno;
         if (fd >= 0)
@@ -95,12 +129,7 @@ int trace_create(const char *path, const struct trace_header *header, struct tra
         return error_set(ret_error, code, "%s: cannot make the trace: %s%s", path, strerror(code),
                          code == EEXIST ? "; choose another name or remove it" : "");
     }
-    checksum_format(header->identity, identity);
-    int status =
-        write_line(writer,
-                   json_pack("{si ss si si si}", "trace", TRACE_FORMAT, "model", identity, "layers",
-                             (int)header->layers, "experts", (int)header->experts, "slots", (int)header->slots),
-                   ret_error);
+    int status = write_line(writer, header_json(header), ret_error);
     if (status < 0) {
         unlink(path);
         free_writer(writer);
@@ -135,16 +164,43 @@ int trace_append(struct trace_writer *writer, const struct trace_layer *layer, s
     return write_line(writer, line, ret_error);
 }
 
+int trace_append_slots(struct trace_writer *writer, uint32_t slots, struct error *ret_error)
+{
+    if (slots > INT32_MAX)
+        return error_set(ret_error, EINVAL, "%s: a pool of %u slots", writer->path, slots);
+    return write_line(writer, json_pack("{si}", "slots", (int)slots), ret_error);
+}
+
+/* Behind its last whole line. False: it has none. */
+static bool cut_file(int fd)
+{
+    char block[4096];
+    for (off_t end = lseek(fd, 0, SEEK_END), start; end > 0; end = start) {
+        start = end > (off_t)sizeof block ? end - (off_t)sizeof block : 0;
+        size_t bytes = (size_t)(end - start);
+        const char *last = pread(fd, block, bytes, start) == (ssize_t)bytes ? memrchr(block, '\n', bytes) : NULL;
+        if (last)
+            return ftruncate(fd, start + (last - block) + 1) == 0;
+    }
+    return false;
+}
+
 int trace_finish(struct trace_writer *writer, struct error *ret_error)
 {
     int status = 0;
     if (!writer)
         return 0;
+    int fd = dup(fileno(writer->file));
+    bool failed = ferror(writer->file);
     errno = 0;
     if (fclose(writer->file)) {
         status = error_set(ret_error, errno, "%s: cannot write: %s", writer->path, strerror(errno));
-        unlink(writer->path);
+        failed = true;
     }
+    if (failed && (fd < 0 || !cut_file(fd)))
+        unlink(writer->path);
+    if (fd >= 0)
+        close(fd);
     writer->file = NULL;
     free_writer(writer);
     return status;
@@ -181,8 +237,10 @@ static int read_line(struct trace_reader *reader, size_t *ret_length, struct err
     if (letter == EOF && ferror(reader->file))
         return error_set(ret_error, errno, "%s: cannot read: %s", reader->path, strerror(errno));
     if (letter == EOF && length)
-        return error_set(ret_error, EBADMSG, "%s: line %" PRIu64 " is cut off; remove it and try again", reader->path,
-                         reader->line);
+        return error_set(ret_error, EBADMSG,
+                         reader->line == 1 ? "%s: not a trace of `calypte trace`"
+                                           : "%s: line %" PRIu64 " is cut off; remove it and try again",
+                         reader->path, reader->line);
     *ret_length = length;
     return letter != EOF;
 }
@@ -200,20 +258,36 @@ static int bad_line(const struct trace_reader *reader, const char *fault, struct
     return error_set(ret_error, EBADMSG, "%s: line %" PRIu64 " has %s", reader->path, reader->line, fault);
 }
 
+/* The members that may be absent. */
+static bool read_options(const json_t *line, struct trace_header *header)
+{
+    const json_t *numbers = json_object_get(line, "layer_numbers"), *bytes = json_object_get(line, "expert_bytes");
+    uint64_t number;
+    header->numbered = numbers != NULL;
+    if (numbers && (!json_is_array(numbers) || json_array_size(numbers) != header->layers))
+        return false;
+    for (uint32_t l = 0; numbers && l < header->layers; l++) {
+        if (!get_number(json_array_get(numbers, l), MODEL_MAX_LAYERS, &number))
+            return false;
+        header->layer_numbers[l] = (uint32_t)number;
+    }
+    return !bytes || (get_number(bytes, TRACE_EXPERT_BYTES_MAX, &header->expert_bytes) && header->expert_bytes > 0);
+}
+
 static int read_header(struct trace_reader *reader, struct error *ret_error)
 {
     size_t length = 0;
-    uint64_t format = 0, layers = 0, experts = 0, slots = 0;
+    uint64_t layers = 0, experts = 0, slots = 0;
     int status = read_line(reader, &length, ret_error);
     if (status < 0)
         return status;
     json_auto_t *line = json_loadb(reader->text, length, JSON_REJECT_DUPLICATES, NULL);
-    if (!get_number(json_object_get(line, "trace"), UINT32_MAX, &format))
+    if (!get_number(json_object_get(line, "trace"), UINT32_MAX, &reader->format))
         return error_set(ret_error, EBADMSG, "%s: not a trace of `calypte trace` (a compressed one: zcat FILE | ...)",
                          reader->path);
-    if (format != TRACE_FORMAT)
-        return error_set(ret_error, EBADMSG, "%s: a trace of format %" PRIu64 ", this program reads %d", reader->path,
-                         format, TRACE_FORMAT);
+    if (reader->format < 1 || reader->format > TRACE_FORMAT)
+        return error_set(ret_error, EBADMSG, "%s: a trace of format %" PRIu64 ", this program reads 1 to %d",
+                         reader->path, reader->format, TRACE_FORMAT);
     if (checksum_parse(json_object_get(line, "model"), &reader->header.identity) < 0 ||
         !get_number(json_object_get(line, "layers"), MODEL_MAX_LAYERS, &layers) ||
         !get_number(json_object_get(line, "experts"), MODEL_MAX_EXPERTS, &experts) ||
@@ -221,8 +295,10 @@ static int read_header(struct trace_reader *reader, struct error *ret_error)
         return bad_line(reader, "no model, or one out of range", ret_error);
     reader->header.layers = (uint32_t)layers;
     reader->header.experts = (uint32_t)experts;
-    reader->header.slots = (uint32_t)slots;
-    return header_fits(&reader->header) ? 0 : bad_line(reader, "no model, or one out of range", ret_error);
+    reader->header.slots = reader->least_slots = reader->most_slots = (uint32_t)slots;
+    return read_options(line, &reader->header) && header_fits(&reader->header)
+               ? 0
+               : bad_line(reader, "no model, or one out of range", ret_error);
 }
 
 int trace_open(const char *path, struct trace_reader **ret_reader, struct trace_header *ret_header,
@@ -277,17 +353,24 @@ static const char *read_uses(struct trace_reader *reader, const json_t *rows)
     return NULL;
 }
 
-int trace_next(struct trace_reader *reader, struct trace_layer *ret_layer, struct error *ret_error)
+/* A line that tells of another number of slots. */
+static int take_slots(struct trace_reader *reader, const json_t *line, struct error *ret_error)
 {
-    size_t length = 0;
+    uint64_t slots;
+    if (reader->format < 2 || !get_number(json_object_get(line, "slots"), INT32_MAX, &slots))
+        return bad_line(reader, "no step and layer", ret_error);
+    reader->least_slots = slots < reader->least_slots ? (uint32_t)slots : reader->least_slots;
+    reader->most_slots = slots > reader->most_slots ? (uint32_t)slots : reader->most_slots;
+    return 0;
+}
+
+static int take_layer(struct trace_reader *reader, const json_t *line, struct trace_layer *ret_layer,
+                      struct error *ret_error)
+{
     uint64_t layer = 0;
-    int status = read_line(reader, &length, ret_error);
-    if (status <= 0)
-        return status;
-    json_auto_t *line = json_loadb(reader->text, length, JSON_REJECT_DUPLICATES, NULL);
-    *ret_layer = (struct trace_layer){0};
     const json_t *lost = json_object_get(line, "lost");
-    if (!line || !get_number(json_object_get(line, "step"), INT64_MAX, &ret_layer->step) ||
+    *ret_layer = (struct trace_layer){0};
+    if (!get_number(json_object_get(line, "step"), INT64_MAX, &ret_layer->step) ||
         !get_number(json_object_get(line, "layer"), UINT32_MAX, &layer) ||
         (lost && !get_number(lost, INT64_MAX, &ret_layer->lost)))
         return bad_line(reader, "no step and layer", ret_error);
@@ -297,7 +380,33 @@ int trace_next(struct trace_reader *reader, struct trace_layer *ret_layer, struc
     ret_layer->uses = reader->uses;
     if (!fault)
         fault = layer_fault(&reader->header, ret_layer);
+    if (!fault && reader->begun &&
+        (ret_layer->step < reader->step || (ret_layer->step == reader->step && layer <= reader->layer)))
+        fault = "a layer that comes before that of the line above";
+    reader->begun = true;
+    reader->step = ret_layer->step;
+    reader->layer = ret_layer->layer;
     return fault ? bad_line(reader, fault, ret_error) : 1;
+}
+
+int trace_next(struct trace_reader *reader, struct trace_layer *ret_layer, struct error *ret_error)
+{
+    size_t length = 0;
+    int status;
+    while ((status = read_line(reader, &length, ret_error)) > 0) {
+        json_auto_t *line = json_loadb(reader->text, length, JSON_REJECT_DUPLICATES, NULL);
+        bool is_layer = json_object_get(line, "step") != NULL;
+        status = is_layer ? take_layer(reader, line, ret_layer, ret_error) : take_slots(reader, line, ret_error);
+        if (status != 0)
+            return status;
+    }
+    return status;
+}
+
+void trace_slots(const struct trace_reader *reader, uint32_t *ret_least, uint32_t *ret_most)
+{
+    *ret_least = reader->least_slots;
+    *ret_most = reader->most_slots;
 }
 
 void trace_close(struct trace_reader *reader)

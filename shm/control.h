@@ -104,6 +104,13 @@ struct drive_line {
     _Atomic uint64_t rate; /* bytes a second, a moving average */
 };
 
+/* A copy of the container, since the instance started. */
+struct copy_line {
+    _Atomic uint32_t state;           /* enum copy_state */
+    _Atomic uint64_t read_failures;   /* reads that failed for good: EIO twice, the file ends, the device is gone */
+    _Atomic uint64_t wrong_checksums; /* slices that were wrong when read again, too; dense files with a wrong tensor */
+};
+
 struct iod_line {
     /* W: iod; R: workers. Dekker pairs, seq_cst on both sides: iod stores 1, looks again at rings / slots, sleeps; a
      * worker pushes or unpins, then reads the flag and writes the eventfd if it is set. */
@@ -119,15 +126,22 @@ struct iod_line {
     _Atomic uint32_t method;       /* enum io_choice in use */
     _Atomic uint32_t direct;       /* 1: O_DIRECT */
     _Atomic uint32_t pool_refused; /* the target that memory or /dev/shm was too small for; 0: none */
-    _Atomic uint64_t busy_ns;      /* how long at least one demand was outstanding */
-    _Atomic uint64_t retries;      /* reads that were repeated: EIO, and slices whose checksum differed */
+    _Atomic uint32_t
+        held; /* experts that are held: of the bits in `holds`, or the warmest where half of the slots are fewer */
+    _Atomic uint64_t busy_ns; /* how long at least one demand was outstanding */
+    _Atomic uint64_t retries; /* reads that were repeated: EIO, and slices whose checksum differed */
     /* Lookaheads: asked for and taken up; of those, given a slot; used after that; evicted unused; given up unread. */
     _Atomic uint64_t guesses_asked, guesses_loaded, guesses_used, guesses_wasted, guesses_dropped;
     /* now: experts that wait, bytes in flight */
     _Atomic uint32_t queued_demands, queued_lookaheads, queued_warmups;
     _Atomic uint64_t flying_bytes, registered_bytes; /* of the pool: with io_uring, in advance */
-    struct histogram read_us, demand_us;             /* of one read; from the request for an expert to READY */
-    _Atomic uint32_t copies[MAX_COPIES];             /* enum copy_state */
+    _Atomic uint32_t
+        registering_refused;   /* errno with which the kernel refused to register more of it; 0: it did not */
+    _Atomic uint32_t learning; /* enum learning_choice, what is done: at most the fact of this name */
+    _Atomic uint32_t
+        learning_refused; /* errno of why it is less, EBUSY: another instance writes the file; 0: it is not */
+    struct histogram read_us, demand_us; /* of one read; from the request for an expert to READY */
+    struct copy_line copies[MAX_COPIES];
     _Atomic uint32_t drive_count;
     struct drive_line drives[MAX_DRIVES];
 };
@@ -152,6 +166,8 @@ struct control {
     _Alignas(CACHE_LINE) _Atomic uint32_t epoch;
     /* W: supervisor. Equal to epoch while every process is ready in that epoch: front sends STEPs only then. */
     _Alignas(CACHE_LINE) _Atomic uint32_t serving;
+    /* W: supervisor, before it raises the epoch for the last time. 1: the instance ends; R: front. */
+    _Atomic uint32_t stopping;
     /* W: supervisor, who then rings iod; R: iod, tools. Slots that the pool should have: top_k to facts.pool_slots. */
     _Alignas(CACHE_LINE) _Atomic uint32_t pool_target;
     /* Experts that the user holds in the pool, a bit each. W: supervisor, the bits, then the counter (release), and

@@ -30,9 +30,11 @@
  *
  * The rank
  * The weighted mean of the logarithms, so that the order stands still between two weighings, which come as many evictions
- * apart as the pool has slots. An expert that its layer used in the last step is used again 1.2 to 1.6 times as often as
- * its frequency says, and from the second step on hardly more: it ranks higher by half until its layer's next turn, and no
- * expert is preferred for having been used some steps later than another.
+ * apart as the pool has slots. An expert that its layer used in the last step is used again oftener than its frequency
+ * says, and from the second step on hardly more: it ranks higher until its layer's next turn. How much differs between
+ * experts by far: some come for several tokens of a word, some once an answer. So each has its own chance of a use in the
+ * next step as well, counted apart after an answer's use and after a prompt's: answers begin alike, and what the prompt's
+ * many rows used says little about them.
  *
  * The victim
  * Layers come in a circle, so an expert of the layer just passed is needed later than an equally warm one of the next
@@ -51,14 +53,14 @@
 /* log2(heat) + age, in fixed point. */
 #define OCTAVE_BITS 24
 #define OCTAVE (INT64_C(1) << OCTAVE_BITS)
-#define ABSENT INT64_MAX        /* the rank of what cannot be given up */
-#define NEVER 0                 /* of an expert that was not used yet */
-#define EPOCH (1000 * OCTAVE)   /* `now` at the beginning: what has any heat is above 0 */
-#define OCTAVES_BELOW 40        /* colder than that is the same as unused */
-#define OCTAVES_ABOVE 23        /* hotter than that is not counted */
-#define PREFILL_OCTAVES 1       /* a prompt's use is half of an answer's, where it counts low */
-#define GUESS_OCTAVES 2         /* a guess ranks at a quarter of its heat */
-#define RECENT (OCTAVE * 3 / 5) /* an expert of its layer's last turn ranks so much higher */
+#define ABSENT INT64_MAX      /* the rank of what cannot be given up */
+#define NEVER 0               /* of an expert that was not used yet */
+#define EPOCH (1000 * OCTAVE) /* `now` at the beginning: what has any heat is above 0 */
+#define OCTAVES_BELOW 40      /* colder than that is the same as unused */
+#define OCTAVES_ABOVE 23      /* hotter than that is not counted */
+#define PREFILL_OCTAVES 1     /* a prompt's use is half of an answer's, where it counts low */
+#define GUESS_OCTAVES 2       /* a guess ranks at a quarter of its heat */
+#define AGAIN_WEIGHT 2.0      /* a use in the last turn: worth 1 + so many times the chance of the next */
 
 #define TICKS_EVICTION 64u
 #define TICKS_USE 1u
@@ -96,10 +98,18 @@ struct estimator {
     uint32_t grades[GRADES];
 };
 
+/* How often an expert's layer used it two turns running. */
+struct reuse {
+    uint8_t turns; /* that used it and are over; both are halved when these are too many */
+    uint8_t again; /* the next one used it too */
+};
+
 struct history {
     int64_t heat[ESTIMATORS];
     uint32_t turn; /* of its layer, when it was used last */
     bool resident, held, guess;
+    bool prompt;           /* used it last */
+    struct reuse reuse[2]; /* after an answer's use, after a prompt's */
 };
 
 struct layer {
@@ -206,6 +216,14 @@ static int64_t rank_of(const struct lfru *lfru, const struct history *history)
     return sum;
 }
 
+/* By how much an expert of its layer's last turn ranks higher. Its chance is by the rule of succession. */
+static int64_t recent_octaves(const struct history *history)
+{
+    const struct reuse *reuse = &history->reuse[history->prompt];
+    double chance = (reuse->again + 1.0) / (reuse->turns + 2.0);
+    return (int64_t)(log2(1 + AGAIN_WEIGHT * chance) * (double)OCTAVE);
+}
+
 /* Writes what the expert is worth, after anything about it has changed. */
 static void rank_expert(struct lfru *lfru, uint32_t expert)
 {
@@ -213,7 +231,7 @@ static void rank_expert(struct lfru *lfru, uint32_t expert)
     struct layer *layer = &lfru->layers[expert / lfru->per_layer];
     int64_t rank = ABSENT;
     if (history->resident && !history->held)
-        rank = rank_of(lfru, history) + (history->turn == layer->turns ? RECENT : 0) -
+        rank = rank_of(lfru, history) + (history->turn == layer->turns ? recent_octaves(history) : 0) -
                (history->guess ? GUESS_OCTAVES * OCTAVE : 0);
     if (rank < (layer->coldest == LFRU_NONE ? ABSENT : lfru->ranks[layer->coldest])) {
         layer->coldest = expert;
@@ -337,7 +355,8 @@ int lfru_open(uint32_t experts, uint32_t per_layer, uint32_t capacity, struct lf
             lfru->histories[e].heat[k] = NEVER;
     }
     for (uint32_t l = 0; l < layers; l++)
-        lfru->layers[l] = (struct layer){.coldest = LFRU_NONE, .turns = 1}; /* no expert was used in this one */
+        lfru->layers[l] =
+            (struct layer){.coldest = LFRU_NONE, .turns = 2}; /* no expert was used in this one or before */
     lfru_resize(lfru, capacity);
     weigh_estimators(lfru);
     *ret_lfru = lfru;
@@ -362,8 +381,14 @@ static void begin_turn(struct lfru *lfru, uint32_t layer)
     uint32_t count = own->recent;
     own->turns++;
     own->recent = 0;
-    for (uint32_t i = 0; i < count; i++)
-        rank_expert(lfru, lfru->recents[layer * lfru->per_layer + i]);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t expert = lfru->recents[layer * lfru->per_layer + i];
+        struct history *history = &lfru->histories[expert];
+        struct reuse *reuse = &history->reuse[history->prompt];
+        if (++reuse->turns == UINT8_MAX)
+            *reuse = (struct reuse){reuse->turns / 2, reuse->again / 2};
+        rank_expert(lfru, expert);
+    }
     if (layer <= lfru->layer) { /* a step has ended */
         lfru->ticks_a_step += ((double)lfru->step_ticks - lfru->ticks_a_step) / 64;
         lfru->step_ticks = 0;
@@ -382,6 +407,8 @@ static void note_turn(struct lfru *lfru, uint32_t expert)
     lfru->expert = expert;
     if (history->turn == own->turns)
         return;
+    if (history->turn + 1 == own->turns)
+        history->reuse[history->prompt].again++;
     history->turn = own->turns;
     lfru->recents[layer * lfru->per_layer + own->recent++] = expert;
 }
@@ -406,6 +433,7 @@ void lfru_use(struct lfru *lfru, uint32_t expert, enum lfru_who who)
         history->heat[k] = heat;
     }
     history->guess = false;
+    history->prompt = who == LFRU_PREFILL;
     rank_expert(lfru, expert);
 }
 

@@ -75,6 +75,29 @@ static int no_space(const char *name, int fd, size_t bytes, int code, struct err
         name, bytes, strerror(code));
 }
 
+/* What to do where shm_open failed with this errno, or "". */
+static const char *open_remedy(int code)
+{
+    struct statvfs fs;
+    switch (code) {
+    case EEXIST: return " (an instance of this name runs, or `calypte down` must clean up after one)";
+    case ENOENT: return " (is the instance running?)";
+    case EMFILE: return "; raise the limit of open files (ulimit -n)";
+    case ENOSPC:
+        if (statvfs(SHM_FOLDER, &fs) == 0 && fs.f_files > 0 && fs.f_favail == 0)
+            return ": " SHM_FOLDER " has no inodes left; remove files from it, or give it more (mount -o "
+                   "remount,nr_inodes=COUNT " SHM_FOLDER ")";
+        return "; enlarge " SHM_FOLDER " (mount -o remount,size=SIZE " SHM_FOLDER ")";
+    default: return "";
+    }
+}
+
+static int cannot_be(const char *what, const char *name, int code, struct error *ret_error)
+{
+    return error_set(ret_error, code, "shared memory %s cannot be %s: %s%s", name, what, strerror(code),
+                     open_remedy(code));
+}
+
 struct populate {
     char *base;
     size_t bytes;
@@ -270,9 +293,7 @@ int segment_create(const char *instance, const char *part, size_t bytes, const s
         return error_set(ret_error, EINVAL, "shared memory %s cannot have %zu bytes", name, bytes);
     _cleanup_close_ int fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0)
-        return error_set(ret_error, errno, "shared memory %s cannot be created: %s%s", name, strerror(errno),
-                         errno == EEXIST ? " (an instance of this name runs, or `calypte down` must clean up after one)"
-                                         : "");
+        return cannot_be("created", name, errno, ret_error);
     void *base = NULL;
     status = segment_fill(name, fd, bytes, options, &base, ret_error);
     if (status < 0) {
@@ -321,8 +342,7 @@ int segment_attach(const char *instance, const char *part, enum segment_kind kin
         return status;
     _cleanup_close_ int fd = shm_open(name, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC, 0);
     if (fd < 0)
-        return error_set(ret_error, errno, "shared memory %s cannot be opened: %s%s", name, strerror(errno),
-                         errno == ENOENT ? " (is the instance running?)" : "");
+        return cannot_be("opened", name, errno, ret_error);
     struct stat stat;
     if (fstat(fd, &stat) < 0)
         return error_set(ret_error, errno, "shared memory %s: %s", name, strerror(errno));
@@ -363,8 +383,10 @@ int segment_populate_mapped(const char *instance, const char *part, const struct
     if (status < 0)
         return status;
     _cleanup_close_ int fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
-    int code = fd < 0 ? errno : 0;
-    if (fd >= 0 && (offset > segment->bytes || bytes > segment->bytes - offset))
+    if (fd < 0)
+        return cannot_be("opened", name, errno, ret_error);
+    int code = 0;
+    if (offset > segment->bytes || bytes > segment->bytes - offset)
         code = EINVAL;
     if (!code && bytes_free(fd) < bytes)
         code = ENOSPC;

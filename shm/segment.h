@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define SEGMENT_MAGIC UINT64_C(0x31455450594c4143) /* "CALYPTE1", little-endian */
-#define SEGMENT_LAYOUT 3u
+#define SEGMENT_LAYOUT 4u
 #define INSTANCE_NAME_MAX 64u /* letters, digits, '-', '_' */
 #define CACHE_LINE 64
 #define HUGE_PAGE (UINT64_C(2) << 20) /* bytes */

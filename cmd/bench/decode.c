@@ -504,9 +504,10 @@ static void print_lines(const struct bench *bench, const struct result *result)
     char cpu[128];
     bench_cpu_name(cpu, sizeof cpu);
     printf("cpu       %s, %u threads, kernels %s\n", cpu, bench->limits.threads, bench->limits.peak->set);
-    printf("speed     %.2f tokens/s (%.2f to %.2f in %u runs of %.0f tokens %s %u)\n", bench->best.tokens_per_s,
-           bench->tokens_per_s.least, bench->tokens_per_s.most, bench->tokens_per_s.runs, result->tokens,
-           bench->prefill ? "of a prompt of" : "after", bench->prompt);
+    printf("speed     %.2f tokens/s (%.2f to %.2f in %u run%s of %.0f tokens %s %u)\n", bench->best.tokens_per_s,
+           bench->tokens_per_s.least, bench->tokens_per_s.most, bench->tokens_per_s.runs,
+           bench->tokens_per_s.runs == 1 ? "" : "s", result->tokens, bench->prefill ? "of a prompt of" : "after",
+           bench->prompt);
     printf("memory    %.2f MB a token, at %.2f GB/s (%.2f to %.2f) at most %.2f tokens/s: %.1f %%\n",
            result->volume.bytes / result->tokens * 1e-6, bench->best.read, bench->read.least, bench->read.most,
            result->read_limit, 100 * bench->best.tokens_per_s / result->read_limit);

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define DRIVE_SECONDS 0.5
-#define DRIVE_RUNS 4u /* the best counts, as in iobench */
+#define DRIVE_RUNS 4u   /* the best counts, as in iobench */
 #define MISSES_MOST 64u /* more in one visit count as so many: a prefill, which waits for bytes alone */
 
 struct bench_disk {

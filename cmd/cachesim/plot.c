@@ -25,7 +25,7 @@ static void print_script(FILE *script, const char *title, const struct plot_poin
     fprintf(script, "set terminal png size 900,600\nset title ");
     print_quoted(script, title);
     fprintf(script, " noenhanced\nset xlabel 'pool, %% of the experts used'\nset ylabel 'hit rate, %%'\n"
-                    "set key bottom right\nset grid\nset yrange [0:100]\nplot ");
+                    "set key bottom right\nset grid\nset xrange [0:100]\nset yrange [0:100]\nplot ");
     for (int p = 0; p < REPLAY_POLICIES; p++)
         fprintf(script, "%s'-' with linespoints title '%s'", p ? ", " : "", replay_policy_name((enum replay_policy)p));
     putc('\n', script);

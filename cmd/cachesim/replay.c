@@ -102,6 +102,8 @@ static uint32_t replay_layer(const struct workload *workload, enum replay_policy
 {
     const struct workload_use *uses = &workload->uses[workload->layers[layer].first];
     uint32_t count = workload->layers[layer].count;
+    if (share->slots == 0)
+        return 0;
     uint32_t hits = sort_layer(workload, layer, residents, experts);
     for (uint32_t i = 0; i < hits; i++)
         heap_take(share, residents, experts[i]);
@@ -129,14 +131,15 @@ static uint32_t replay_layer(const struct workload *workload, enum replay_policy
     return hits;
 }
 
-/* The pool, or for each layer that occurs an equal share of it, at least one slot. `heaps` [slots + layers]. */
+/* The pool, or for each layer that occurs an equal share of it: where there are fewer slots than layers, one for each
+ * of the first and none for the others. `heaps` [slots]. */
 static void divide(const struct workload *workload, enum replay_policy policy, uint32_t slots, uint32_t *heaps,
                    struct share *ret_shares)
 {
     uint32_t parts = policy == REPLAY_LFU_LAYER ? workload->layers_used : 1;
     for (uint32_t s = 0; s < parts; s++) {
         uint32_t own = slots / parts + (s < slots % parts);
-        ret_shares[s] = (struct share){.slots = own ? own : 1, .heap = heaps};
+        ret_shares[s] = (struct share){.slots = own, .heap = heaps};
         heaps += ret_shares[s].slots;
     }
 }
@@ -145,7 +148,7 @@ static int replay_plain(const struct workload *workload, enum replay_policy poli
                         uint64_t *ret_hits)
 {
     _cleanup_free_ struct resident *residents = calloc(workload->experts, sizeof *residents);
-    _cleanup_free_ uint32_t *heaps = calloc((size_t)slots + MODEL_MAX_LAYERS, sizeof *heaps);
+    _cleanup_free_ uint32_t *heaps = calloc(slots, sizeof *heaps);
     _cleanup_free_ uint32_t *experts = calloc(workload->header.experts, sizeof *experts);
     struct share shares[MODEL_MAX_LAYERS];
     uint32_t share_of[MODEL_MAX_LAYERS], shares_given = 0;

@@ -23,6 +23,19 @@ static int make_room(void **array, uint64_t *room, uint64_t count, uint64_t more
     return 0;
 }
 
+/* The most experts that one row of the layer uses. `counts` [TRACE_MAX_ROWS] is all 0, and is again afterwards. */
+static uint32_t row_experts(const struct trace_layer *layer, uint32_t *counts)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < layer->count; i++) {
+        uint32_t count = ++counts[layer->uses[i].row];
+        most = count > most ? count : most;
+    }
+    for (uint32_t i = 0; i < layer->count; i++)
+        counts[layer->uses[i].row] = 0;
+    return most;
+}
+
 static void add_uses(struct workload *workload, const struct trace_layer *layer)
 {
     struct workload_layer *into = &workload->layers[workload->layer_count++];
@@ -72,6 +85,9 @@ static int read_layers(const char *path, struct trace_reader *reader, struct wor
     uint64_t layer_room = 0, use_room = 0, step = UINT64_MAX;
     struct trace_layer layer;
     int status;
+    _cleanup_free_ uint32_t *counts = calloc(TRACE_MAX_ROWS, sizeof *counts);
+    if (!counts)
+        return error_set(ret_error, ENOMEM, "%s: out of memory", path);
     while ((status = trace_next(reader, &layer, ret_error)) > 0) {
         if (workload->layer_count == USED_NEVER - 1)
             return error_set(ret_error, EFBIG, "%s: more than %u layers", path, USED_NEVER - 1);
@@ -81,10 +97,13 @@ static int read_layers(const char *path, struct trace_reader *reader, struct wor
         if (layer.lost > INT64_MAX - workload->lost)
             return error_set(ret_error, EBADMSG, "%s: more uses are lost than can be: a damaged trace", path);
         add_uses(workload, &layer);
+        uint32_t most = row_experts(&layer, counts);
+        workload->row_experts = most > workload->row_experts ? most : workload->row_experts;
         workload->lost += layer.lost;
         workload->steps += layer.step != step;
         step = layer.step;
     }
+    trace_slots(reader, &workload->least_slots, &workload->most_slots);
     return status;
 }
 

@@ -25,8 +25,11 @@ struct workload {
     uint32_t experts;       /* numbers below it */
     uint32_t experts_used;  /* how many different ones occur */
     uint32_t layers_used;   /* MoE layers that occur */
+    uint32_t row_experts;   /* the most that one row of a layer used, so top_k: a layer needs as many slots at once */
     uint64_t recorded_hits; /* of the uses: what the traced pool had */
     uint64_t lost;          /* entries that the trace does not have, at most INT64_MAX */
+    /* Slots with memory of the traced pool, the fewest and the most: not the same where it was resized. */
+    uint32_t least_slots, most_slots;
     uint64_t steps;
     uint32_t layer_count;
     struct workload_layer *layers; /* [layer_count], in the order of use */

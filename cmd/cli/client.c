@@ -17,8 +17,7 @@ int client_open(const struct instance *instance, const char *file, int interrupt
     char path[108];
     *ret_client = (struct client){.interrupt_fd = interrupt_fd, .server = instance->name};
     if (!instance_alive(instance))
-        return error_set(ret_error, ENOENT, "no instance %s is running: start it with `calypte up MODEL -n %s`",
-                         instance->name, instance->name);
+        return instance_missing(instance, ret_error);
     instance_path(instance, file, path);
     int status = channel_dial(CHANNEL_REQ, path, interrupt_fd, &ret_client->channel, ret_error);
     /* The process behind the socket may be on its way back: its supervisor lives. */
@@ -51,10 +50,12 @@ static int check_answer(const struct client *client, const json_t *answer, struc
     const char *field = json_string_value(json_object_get(error, "field"));
     if (!message)
         message = "no reason was given";
+    if (code && !strcmp(code, "bad_request"))
+        code = ""; /* the message says what is wrong with it */
     if (field && !strncmp(message, field, strlen(field)))
         field = NULL; /* the message begins with it */
-    return error_set(ret_error, EREMOTEIO, "%s: %s%s%s%s", code ? code : "error", message, field ? " (" : "",
-                     field ? field : "", field ? ")" : "");
+    return error_set(ret_error, EREMOTEIO, "%s%s%s%s%s%s", code ? code : "error", code && !code[0] ? "" : ": ", message,
+                     field ? " (" : "", field ? field : "", field ? ")" : "");
 }
 
 static int receive(struct client *client, int timeout_ms, void **ret_bytes, size_t *ret_size, struct error *ret_error)

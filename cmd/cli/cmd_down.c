@@ -47,7 +47,7 @@ static int clean_dead(const struct instance *found, struct error *ret_error)
     char lock[108];
     instance_path(found, "supervisor.lock", lock);
     if (access(lock, F_OK))
-        return error_set(ret_error, ENOENT, "no instance %s is running (in %s)", found->name, found->folder);
+        return instance_missing(found, ret_error);
     int status = instance_take(found->name, &instance, ret_error);
     if (status)
         return status;

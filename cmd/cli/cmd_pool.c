@@ -2,6 +2,7 @@
 #include "cmd/cli/client.h"
 #include "cmd/cli/commands.h"
 #include "cmd/cli/usage.h"
+#include "proto/bytes_text.h"
 #include "proto/parse.h"
 
 #include <string.h>
@@ -29,11 +30,15 @@ static const struct command_line line = {
         "An `auto` pool leaves a reserve of memory free: it shrinks under memory pressure and grows again when room "
         "appears. One\n"
         "with a size keeps it.\n"
+        "A new size is followed in the background: answers go on, and the lines say how far it is. HEAT is how often "
+        "the expert\n"
+        "was used, uses long ago counted less; LAST TICK when: a tick is a layer of a step.\n"
         "In the JSON, `slots` is the size that is wanted and `standing` what has memory now; `cap` is what `auto` may "
         "have, and\n"
-        "`cap_by` what sets that bound (memory, a control group's file, /dev/shm, experts). `used` of a hot expert is "
+        "`cap_by` what sets that bound (memory, a control group's file, /dev/shm, experts). `last_change` is absent "
+        "where the size is that of the start. `used` of a hot expert is "
         "the tick\n"
-        "of its last use.",
+        "of its last use; `held` lists what was asked for, `held_now` counts what is held of it.",
     .flags = flags,
 };
 
@@ -42,9 +47,9 @@ static json_int_t number(const json_t *object, const char *name)
     return json_integer_value(json_object_get(object, name));
 }
 
-static double gib(json_int_t bytes)
+static struct bytes_text bytes(const json_t *object, const char *name)
 {
-    return (double)bytes / (1 << 30);
+    return bytes_text((uint64_t)number(object, name));
 }
 
 static void print_pool(const json_t *pool)
@@ -52,21 +57,30 @@ static void print_pool(const json_t *pool)
     const char *by = json_string_value(json_object_get(pool, "cap_by"));
     size_t index;
     json_t *expert;
-    printf("size      %" JSON_INTEGER_FORMAT " slots of %.1f MiB stand (%.2f GiB), %" JSON_INTEGER_FORMAT
+    json_int_t standing = number(pool, "standing"), wanted = number(pool, "slots");
+    printf("size      %" JSON_INTEGER_FORMAT " slots of %s stand (%s), %" JSON_INTEGER_FORMAT
            " are wanted%s; the model has %" JSON_INTEGER_FORMAT " experts\n",
-           number(pool, "standing"), (double)number(pool, "slot_bytes") / (1 << 20), gib(number(pool, "bytes")),
-           number(pool, "slots"), json_is_true(json_object_get(pool, "auto")) ? " (auto)" : "",
-           number(pool, "experts"));
+           standing, bytes(pool, "slot_bytes").text, bytes(pool, "bytes").text, wanted,
+           json_is_true(json_object_get(pool, "auto")) ? " (auto)" : "", number(pool, "experts"));
+    if (json_is_true(json_object_get(pool, "refused")))
+        printf("          memory or /dev/shm had no room for more\n");
+    else if (standing != wanted)
+        printf("          it is %s; `calypte pool` shows how far\n", standing < wanted ? "growing" : "shrinking");
+    const json_t *change = json_object_get(pool, "last_change");
+    if (change)
+        printf("changed   %.0f s ago to %" JSON_INTEGER_FORMAT " slots, from %" JSON_INTEGER_FORMAT ": %s\n",
+               json_number_value(json_object_get(change, "seconds_ago")), number(change, "to"), number(change, "from"),
+               json_string_value(json_object_get(change, "why")));
     printf("room      auto may have %" JSON_INTEGER_FORMAT
-           " slots, bounded by %s: %.2f GiB of memory are free, a reserve of "
-           "%.2f GiB is kept; /dev/shm has %.2f GiB\n",
-           number(pool, "cap"), by ? by : "?", gib(number(pool, "free")), gib(number(pool, "reserve")),
-           gib(number(pool, "shm_free")));
+           " slots, bounded by %s: %s of memory are free, a reserve of %s is kept; /dev/shm has %s\n",
+           number(pool, "cap"), by ? by : "?", bytes(pool, "free").text, bytes(pool, "reserve").text,
+           bytes(pool, "shm_free").text);
     printf("slots     %" JSON_INTEGER_FORMAT " ready, %" JSON_INTEGER_FORMAT " loading, %" JSON_INTEGER_FORMAT
            " pinned\n",
            number(pool, "filled"), number(pool, "loading"), number(pool, "pinned"));
     if (json_array_size(json_object_get(pool, "held"))) {
-        printf("held     ");
+        printf("held      %zu asked for, %" JSON_INTEGER_FORMAT " held now (the warmest, at most half of the slots):",
+               json_array_size(json_object_get(pool, "held")), number(pool, "held_now"));
         json_array_foreach (json_object_get(pool, "held"), index, expert)
             printf(" %s", json_string_value(expert));
         printf("\n");

@@ -337,6 +337,8 @@ int cmd_run(int argc, char **argv)
     if (code != ARGUMENTS_GO_ON)
         return code;
     code = sort_operands(&run);
+    if (!code && target_check_settings(run.model, &run.arguments.settings, SETTING_COUNT, &error))
+        code = usage_error("run", "%s", error.text);
     if (!code)
         code = make_request(&run, &request);
     if (code)

@@ -105,6 +105,9 @@ int cmd_score(int argc, char **argv)
         return usage_error("score", "exactly one of --text FILE and --tokens FILE is needed");
     if (arguments.operand_count && arguments.values[FLAG_NAME])
         return usage_error("score", "unexpected argument \"%s\": give MODEL or -n, not both", arguments.operands[0]);
+    if (target_check_settings(arguments.operand_count ? arguments.operands[0] : NULL, &arguments.settings,
+                              SETTING_CONTEXT, &error))
+        return usage_error("score", "%s", error.text);
     if ((arguments.values[FLAG_TEXT] &&
          target_check_text(arguments.operand_count ? arguments.operands[0] : NULL, &error)) ||
         make_request(&arguments, &request, &error))

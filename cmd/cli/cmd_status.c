@@ -2,6 +2,7 @@
 #include "cmd/cli/client.h"
 #include "cmd/cli/commands.h"
 #include "cmd/cli/usage.h"
+#include "proto/bytes_text.h"
 #include "proto/model_config.h"
 
 #include <stdlib.h>
@@ -31,7 +32,8 @@ static const struct command_line line = {
         "waited\n"
         "for an expert; `guesses` says what became of the lookaheads; `copies` are the container and its mirror (used, "
         "refused,\n"
-        "dropped), `drives` those they stand on, each with the bytes, the rate and the latency of its reads.",
+        "dropped), `drives` those they stand on, each with the bytes, the rate and the latency of its reads.\n"
+        "`learning` in `pool` is what is done (on, read, off), with `why` where it is less than the setting.",
     .flags = flags,
 };
 
@@ -44,6 +46,27 @@ static const char *text(const json_t *object, const char *name)
 {
     const char *value = json_string_value(json_object_get(object, name));
     return value ? value : "";
+}
+
+static struct bytes_text bytes(const json_t *object, const char *name)
+{
+    return bytes_text((uint64_t)number(object, name));
+}
+
+struct duration_text {
+    char text[32];
+};
+
+/* "850 us", "7.2 ms", "1.5 s". */
+static struct duration_text duration(json_int_t us)
+{
+    struct duration_text result;
+    if (us < 1000)
+        snprintf(result.text, sizeof result.text, "%" JSON_INTEGER_FORMAT " us", us);
+    else
+        snprintf(result.text, sizeof result.text, "%.1f %s", (double)us / (us < 1000000 ? 1e3 : 1e6),
+                 us < 1000000 ? "ms" : "s");
+    return result;
 }
 
 /* "0-3,8" for the cores of a process, "-" if it is not pinned. */
@@ -69,7 +92,7 @@ static void print_processes(const json_t *processes)
 {
     size_t index;
     json_t *process;
-    printf("%-20s %8s %-10s %4s %-12s %9s %10s %8s\n", "PROCESS", "PID", "STATE", "NODE", "CORES", "CPU s", "RSS MiB",
+    printf("%-20s %8s %-10s %4s %-12s %9s %10s %8s\n", "PROCESS", "PID", "STATE", "NODE", "CORES", "CPU s", "RSS",
            "RESTARTS");
     json_array_foreach (processes, index, process) {
         char name[40], node[24] = "-", cores[64];
@@ -81,9 +104,9 @@ static void print_processes(const json_t *processes)
         if (json_is_integer(on))
             snprintf(node, sizeof node, "%" JSON_INTEGER_FORMAT, json_integer_value(on));
         format_cores(json_object_get(process, "cores"), cores, sizeof cores);
-        printf("%-20s %8" JSON_INTEGER_FORMAT " %-10s %4s %-12s %9.2f %10.1f %8" JSON_INTEGER_FORMAT "\n", name,
+        printf("%-20s %8" JSON_INTEGER_FORMAT " %-10s %4s %-12s %9.2f %10s %8" JSON_INTEGER_FORMAT "\n", name,
                number(process, "pid"), text(process, "state"), node, cores,
-               json_real_value(json_object_get(process, "cpu")), (double)number(process, "rss") / (1 << 20),
+               json_real_value(json_object_get(process, "cpu")), bytes(process, "rss").text,
                number(process, "restarts"));
     }
 }
@@ -94,8 +117,13 @@ static void print_steps(const json_t *steps)
     double seconds = json_number_value(json_object_get(steps, "seconds"));
     const char *name;
     json_t *part, *parts = json_object_get(steps, "parts");
-    printf("steps     %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT " rows in %.2f s", number(steps, "count"),
-           number(steps, "rows"), seconds);
+    json_int_t count = number(steps, "count"), rows = number(steps, "rows");
+    if (count == 0) {
+        printf("steps     none yet\n");
+        return;
+    }
+    printf("steps     %" JSON_INTEGER_FORMAT ", with %" JSON_INTEGER_FORMAT " row%s in all, in %.2f s", count, rows,
+           plural((uint64_t)rows), seconds);
     if (seconds > 0) {
         printf(": waiting for experts %.1f %%", 100 * json_number_value(json_object_get(parts, "wait")) / seconds);
         json_object_foreach (parts, name, part)
@@ -153,14 +181,31 @@ static void print_lookahead(const json_t *lookahead)
     printf("\n");
 }
 
+/* Whether the use of experts is remembered. */
+static void print_learning(const json_t *learning)
+{
+    const char *state = text(learning, "state"), *why = text(learning, "why");
+    printf("learning  %s%s%s\n", !strcmp(state, "read") ? "read only" : state, why[0] ? ": " : "", why);
+}
+
+/* The last change of the pool's size. */
+static void print_change(const json_t *change)
+{
+    if (change)
+        printf("changed   %.0f s ago to %" JSON_INTEGER_FORMAT " slots, from %" JSON_INTEGER_FORMAT ": %s\n",
+               json_number_value(json_object_get(change, "seconds_ago")), number(change, "to"), number(change, "from"),
+               text(change, "why"));
+}
+
 static void print_size(const json_t *pool)
 {
     const char *by = json_string_value(json_object_get(pool, "cap_by"));
     printf("size      %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT " slots stand%s, cap %" JSON_INTEGER_FORMAT
-           " by %s, reserve %.1f MiB\n",
+           " by %s, reserve %s\n",
            number(pool, "standing"), number(pool, "slots"),
            json_is_true(json_object_get(pool, "auto")) ? " (auto)" : "", number(pool, "cap"), by ? by : "?",
-           (double)number(pool, "reserve") / (1 << 20));
+           bytes(pool, "reserve").text);
+    print_change(json_object_get(pool, "last_change"));
 }
 
 /* The copies of the container, and the drives they stand on: where there is more than one, that is worth lines. */
@@ -171,7 +216,10 @@ static void print_drives(const json_t *disk)
     json_t *entry, *copy;
     json_array_foreach (copies, index, entry)
         if (json_array_size(copies) > 1)
-            printf("copy %zu    %s: %s\n", index + 1, text(entry, "path"), text(entry, "state"));
+            printf("copy %zu    %s: %s, read failures %" JSON_INTEGER_FORMAT ", wrong checksums %" JSON_INTEGER_FORMAT
+                   "\n",
+                   index + 1, text(entry, "path"), text(entry, "state"), number(entry, "read_failures"),
+                   number(entry, "wrong_checksums"));
     json_array_foreach (drives, index, entry) {
         if (json_array_size(drives) < 2 && json_array_size(copies) < 2)
             return;
@@ -179,10 +227,32 @@ static void print_drives(const json_t *disk)
                json_array_size(json_object_get(entry, "copies")) == 1 ? "y" : "ies");
         json_array_foreach (json_object_get(entry, "copies"), place, copy)
             printf("%s%" JSON_INTEGER_FORMAT, place ? ", " : " ", json_integer_value(copy));
-        printf(": %.1f MiB in %" JSON_INTEGER_FORMAT " reads, %.1f MiB/s, %" JSON_INTEGER_FORMAT " us a read\n",
-               (double)number(entry, "bytes") / (1 << 20), number(entry, "reads"),
-               (double)number(entry, "rate") / (1 << 20), number(entry, "latency_us"));
+        printf(": %s in %" JSON_INTEGER_FORMAT " reads, %s/s, %s a read\n", bytes(entry, "bytes").text,
+               number(entry, "reads"), bytes(entry, "rate").text, duration(number(entry, "latency_us")).text);
     }
+}
+
+static void print_disk(const json_t *disk)
+{
+    json_int_t reads = number(disk, "reads"), waiting = number(json_object_get(disk, "queues"), "demands");
+    json_int_t demand = number(json_object_get(disk, "demand_us"), "p99");
+    const char *refused = text(disk, "registering_refused");
+    printf("disk      %s in %" JSON_INTEGER_FORMAT " read%s (%s%s), failures %" JSON_INTEGER_FORMAT "\n",
+           bytes(disk, "bytes").text, reads, plural((uint64_t)reads), text(disk, "method"),
+           json_is_true(json_object_get(disk, "direct")) ? ", O_DIRECT" : "", number(disk, "failures"));
+    if (reads > 0)
+        printf("latency   of a read %s mean, 99 %% within %s", duration(number(disk, "latency_us")).text,
+               duration(number(json_object_get(disk, "read_us"), "p99")).text);
+    if (reads > 0 && demand > 0)
+        printf("; demands 99 %% within %s; %" JSON_INTEGER_FORMAT " expert%s wait%s", duration(demand).text, waiting,
+               plural((uint64_t)waiting), waiting == 1 ? "s" : "");
+    if (reads > 0)
+        printf("\n");
+    if (refused[0])
+        printf(
+            "memory    %s of the pool are registered with io_uring and no more can be (%s): reads into the rest cost "
+            "more CPU time; raise the limit of locked memory (ulimit -l)\n",
+            bytes(disk, "registered_bytes").text, refused);
 }
 
 static void print_status(const json_t *status)
@@ -194,21 +264,15 @@ static void print_status(const json_t *status)
            json_number_value(json_object_get(status, "uptime_s")));
     print_processes(json_object_get(status, "processes"));
     printf("\npool      %" JSON_INTEGER_FORMAT " of %" JSON_INTEGER_FORMAT " slots filled (%" JSON_INTEGER_FORMAT
-           " experts, %.1f MiB), hits %" JSON_INTEGER_FORMAT ", misses %" JSON_INTEGER_FORMAT
+           " experts, %s), hits %" JSON_INTEGER_FORMAT ", misses %" JSON_INTEGER_FORMAT
            " (hit rate %.1f %%), evictions %" JSON_INTEGER_FORMAT "\n",
-           number(pool, "filled"), number(pool, "slots"), number(pool, "experts"),
-           (double)number(pool, "bytes") / (1 << 20), hits, number(pool, "misses"),
-           uses ? 100.0 * (double)hits / (double)uses : 0.0, number(pool, "evictions"));
+           number(pool, "filled"), number(pool, "slots"), number(pool, "experts"), bytes(pool, "bytes").text, hits,
+           number(pool, "misses"), uses ? 100.0 * (double)hits / (double)uses : 0.0, number(pool, "evictions"));
     print_size(pool);
     print_layers(json_object_get(pool, "layers"));
     print_lookahead(json_object_get(pool, "lookahead"));
-    printf("disk      %.1f MiB in %" JSON_INTEGER_FORMAT " reads (%s%s), %" JSON_INTEGER_FORMAT
-           " us a read (99 %%: %" JSON_INTEGER_FORMAT "; a demand: %" JSON_INTEGER_FORMAT "), %" JSON_INTEGER_FORMAT
-           " wait, failures %" JSON_INTEGER_FORMAT "\n",
-           (double)number(disk, "bytes") / (1 << 20), number(disk, "reads"), text(disk, "method"),
-           json_is_true(json_object_get(disk, "direct")) ? ", O_DIRECT" : "", number(disk, "latency_us"),
-           number(json_object_get(disk, "read_us"), "p99"), number(json_object_get(disk, "demand_us"), "p99"),
-           number(json_object_get(disk, "queues"), "demands"), number(disk, "failures"));
+    print_learning(json_object_get(pool, "learning"));
+    print_disk(disk);
     print_drives(disk);
     print_steps(json_object_get(status, "steps"));
     printf("tokens    prompt %" JSON_INTEGER_FORMAT " (%.1f a second), answer %" JSON_INTEGER_FORMAT

@@ -31,7 +31,11 @@ static const struct command_line line = {
     .summary = "Writes which experts every layer of every step uses, until Ctrl-C or the instance's end.",
     .details =
         "The file has JSON lines: the first says what was traced, each other is a layer of a step, with [expert, row,\n"
-        "flags] for every use; flags are 1 (it was in the pool) + 2 (a prompt's row, not an answer's).\n"
+        "flags] for every use; flags are 1 (it was in the pool) + 2 (a prompt's row, not an answer's). Layers are "
+        "counted from\n"
+        "0, without the dense ones; `layer_numbers` in the first line has the numbers by which `calypte pool` names "
+        "them.\n"
+        "Where the pool is resized there is a line with the slots that it has from then on.\n"
         "`calypte cachesim FILE` tells what pools of other sizes and policies would have had.",
     .flags = flags,
 };
@@ -39,9 +43,12 @@ static const struct command_line line = {
 struct tracer {
     const char *instance;
     const struct control *control;
+    struct pool pool; /* its table only */
+    uint32_t slots;   /* that have memory, as the trace says so far */
     struct trace_writer *writer;
     uint64_t place;                                        /* in the use log */
     uint32_t layers, experts;                              /* MoE layers of the model, experts of each */
+    bool kept;                                             /* the file stands, whatever has failed */
     bool whole;                                            /* `layer` has been read from its first entry on */
     struct trace_layer layer;                              /* the one that is being read; uses [TRACE_MAX_USES] */
     uint64_t lost;                                         /* before `layer`, not yet written */
@@ -125,6 +132,16 @@ static int drain(struct tracer *tracer, struct error *ret_error)
     return 0;
 }
 
+/* Notes how many slots have memory, where that has changed. */
+static int look_at_slots(struct tracer *tracer, struct error *ret_error)
+{
+    uint32_t slots = pool_slots_ready(&tracer->pool);
+    if (slots == tracer->slots)
+        return 0;
+    tracer->slots = slots;
+    return trace_append_slots(tracer->writer, slots, ret_error);
+}
+
 static int64_t now_ms(void)
 {
     struct timespec now;
@@ -140,6 +157,8 @@ static int follow(struct tracer *tracer, int interrupt_fd, int supervisor_fd, do
     while (wait == WAIT_TIMEOUT && (seconds <= 0 || now_ms() < end)) {
         wait = interrupt_wait(interrupt_fd, supervisor_fd, LOOK_MS);
         int status = drain(tracer, ret_error);
+        if (status == 0)
+            status = look_at_slots(tracer, ret_error);
         if (status < 0)
             return status;
     }
@@ -162,42 +181,50 @@ static int open_supervisor(const struct instance *instance, struct error *ret_er
     return fd;
 }
 
-/* Slots that the pool has now: the facts only tell how many it may have. */
-static int standing_slots(const char *instance, uint32_t *ret_slots, struct error *ret_error)
+/* What is traced: the numbers of the model and of its pool. */
+static struct trace_header describe(const struct tracer *tracer, const struct facts *facts)
 {
-    struct pool pool;
-    int status = pool_attach(instance, &pool, ret_error);
-    if (status < 0)
-        return status;
-    *ret_slots = pool_slots_ready(&pool);
-    pool_detach(&pool);
-    return 0;
+    const struct model_config *config = &facts->config;
+    struct trace_header header = {.identity = facts->identity,
+                                  .layers = tracer->layers,
+                                  .experts = tracer->experts,
+                                  .slots = tracer->slots,
+                                  .numbered = true,
+                                  .expert_bytes = (uint64_t)tracer->pool.slice_bytes * EXPERT_SLICES};
+    for (uint32_t layer = 0; layer < config->layers + config->mtp_layers; layer++) {
+        int index = model_moe_index(config, layer);
+        if (index >= 0)
+            header.layer_numbers[index] = layer;
+    }
+    return header;
 }
 
 static int trace(const struct instance *instance, const char *path, double seconds, struct tracer *tracer,
                  struct error *ret_error)
 {
     struct facts facts;
-    uint32_t slots;
     _cleanup_close_ int interrupt_fd = interrupt_open();
     if (interrupt_fd < 0)
         return error_set(ret_error, -interrupt_fd, "cannot catch Ctrl-C: %s", strerror(-interrupt_fd));
     _cleanup_close_ int supervisor_fd = open_supervisor(instance, ret_error);
     if (supervisor_fd < 0)
         return supervisor_fd;
-    int status = standing_slots(instance->name, &slots, ret_error);
-    if (status == 0)
-        status = control_watch(instance->name, &tracer->control, &facts, ret_error);
+    int status = pool_attach(instance->name, &tracer->pool, ret_error);
     if (status < 0)
         return status;
+    status = control_watch(instance->name, &tracer->control, &facts, ret_error);
+    if (status < 0) {
+        pool_detach(&tracer->pool);
+        return status;
+    }
     tracer->instance = instance->name;
     tracer->layers = model_moe_layers(&facts.config);
     tracer->experts = facts.config.experts;
+    tracer->slots = pool_slots_ready(&tracer->pool);
     tracer->place = uses_end(&tracer->control->uses);
     _cleanup_free_ struct trace_use *uses = malloc(TRACE_MAX_USES * sizeof *uses);
     tracer->layer.uses = uses;
-    const struct trace_header header = {
-        .identity = facts.identity, .layers = tracer->layers, .experts = tracer->experts, .slots = slots};
+    const struct trace_header header = describe(tracer, &facts);
     status = uses ? trace_create(path, &header, &tracer->writer, ret_error)
                   : error_set(ret_error, ENOMEM, "no memory for a layer's uses");
     if (status == 0) {
@@ -205,9 +232,11 @@ static int trace(const struct instance *instance, const char *path, double secon
         if (status == 0)
             status = trace_finish(tracer->writer, ret_error);
         else
-            trace_discard(tracer->writer);
+            (void)trace_finish(tracer->writer, NULL);
+        tracer->kept = access(path, F_OK) == 0;
     }
     control_detach(tracer->control);
+    pool_detach(&tracer->pool);
     return status;
 }
 
@@ -229,7 +258,7 @@ int cmd_trace(int argc, char **argv)
     if (instance_find(arguments.values[FLAG_NAME] ? arguments.values[FLAG_NAME] : "default", &instance, &error))
         return usage_error("trace", "%s", error.text);
     if (trace(&instance, path, seconds, &tracer, &error) < 0)
-        return usage_failed("trace", "%s", error.text);
+        return usage_failed("trace", "%s%s", error.text, tracer.kept ? "; what was traced until then is kept" : "");
     uint64_t experts = tracer.hits + tracer.misses; /* each counts once a layer of a step */
     printf("%s: %" PRIu64 " layer%s of steps, %" PRIu64 " expert%s wanted (hits %" PRIu64 ", misses %" PRIu64
            "), %" PRIu64 " use%s by their rows, uses lost %" PRIu64 "\n",

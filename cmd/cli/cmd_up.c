@@ -5,6 +5,7 @@
 #include "cmd/cli/launch.h"
 #include "cmd/cli/usage.h"
 #include "io_daemon/learning.h"
+#include "proto/bytes_text.h"
 #include "proto/cleanup.h"
 #include "proto/container.h"
 
@@ -35,17 +36,30 @@ static const struct command_line line = {
     .most_operands = 1,
 };
 
-/* The mirror is worth a word where it is not read: iod has said why in its log. */
+/* The mirror is worth a word where it is not read (iod has said why in its log), and where one drive has both copies. */
 static void warn_of_copies(const struct instance *instance, const json_t *status)
 {
     size_t index;
-    json_t *copy;
+    json_t *copy, *drive;
     json_array_foreach (json_object_get(json_object_get(status, "disk"), "copies"), index, copy) {
         const char *state = json_string_value(json_object_get(copy, "state"));
         const char *path = json_string_value(json_object_get(copy, "path"));
         if (state && path && !strcmp(state, "refused"))
             usage_failed("up", "%s is not used; why: %s/calypte-iod.log", path, instance->folder);
     }
+    json_array_foreach (json_object_get(json_object_get(status, "disk"), "drives"), index, drive)
+        if (json_array_size(json_object_get(drive, "copies")) > 1)
+            usage_failed("up", "drive %s has files of both copies: a mirror helps on another drive",
+                         json_string_value(json_object_get(drive, "device")));
+}
+
+/* Said once, by who starts the instance, and not at every request. */
+static void warn_of_tokenizer(const char *container)
+{
+    char path[PATH_MAX];
+    int length = snprintf(path, sizeof path, "%s/tokenizer.json", container);
+    if (length > 0 && (size_t)length < sizeof path && access(path, F_OK) < 0)
+        usage_failed("up", "no tokenizer in the container: requests must give tokens");
 }
 
 static int report(const struct instance *instance, bool json)
@@ -55,6 +69,7 @@ static int report(const struct instance *instance, bool json)
     if (client_ask_supervisor(instance, "status", &status, &error))
         return usage_failed("up", "%s", error.text);
     warn_of_copies(instance, status);
+    warn_of_tokenizer(json_string_value(json_object_get(status, "model")));
     if (json) {
         json_dumpf(status, stdout, JSON_INDENT(2));
         putchar('\n');
@@ -68,8 +83,8 @@ static int report(const struct instance *instance, bool json)
                json_integer_value(json_object_get(pool, "slots")),
                json_integer_value(json_object_get(pool, "experts")));
         if (json_is_true(json_object_get(pool, "auto")))
-            printf(" (auto, %.1f MiB of memory stay in reserve)",
-                   (double)json_integer_value(json_object_get(pool, "reserve")) / (1 << 20));
+            printf(" (auto, %s of memory stay in reserve)",
+                   bytes_text((uint64_t)json_integer_value(json_object_get(pool, "reserve"))).text);
         putchar('\n');
     }
     json_decref(status);
@@ -116,6 +131,8 @@ int cmd_up(int argc, char **argv)
         return code;
     if (instance_find(arguments.values[FLAG_NAME] ? arguments.values[FLAG_NAME] : "default", &instance, &error))
         return usage_error("up", "%s", error.text);
+    if (launch_check_copies(arguments.operands[0], &arguments.settings, &error))
+        return usage_failed("up", "%s", error.text);
     _cleanup_free_ char *path = realpath(arguments.operands[0], NULL);
     if (!path)
         return usage_failed("up", "model %s: %s; give the folder that `calypte convert` made", arguments.operands[0],

@@ -2,11 +2,13 @@
 
 #include "cmd/cli/interrupt.h"
 #include "proto/cleanup.h"
+#include "proto/container.h"
 
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -55,6 +57,57 @@ static int fill_arguments(const struct launch *launch, int notify_fd, struct sup
         add(arguments, arguments->parent);
     }
     return 0;
+}
+
+/* Two folders can be one: by a link, or a mount. */
+static bool same_files(const struct container *a, const struct container *b)
+{
+    struct stat first, second;
+    return a->expert_count && stat(a->experts[0].stripes[0].header.path, &first) == 0 &&
+           stat(b->experts[0].stripes[0].header.path, &second) == 0 && first.st_dev == second.st_dev &&
+           first.st_ino == second.st_ino;
+}
+
+static int check_mirror(const struct container *container, const char *path, struct error *ret_error)
+{
+    struct container *mirror;
+    struct error why;
+    int status = container_open(path, &mirror, &why);
+    if (status)
+        return error_set(ret_error, -status, "the mirror cannot be used: %.800s; or leave --mirror out", why.text);
+    if (mirror->identity != container->identity)
+        status = error_set(ret_error, ESTALE,
+                           "mirror %.400s is another container than %.400s: copy that one (cp -rL), or leave --mirror "
+                           "out",
+                           path, container->path);
+    else if (same_files(container, mirror))
+        status = error_set(ret_error, EEXIST,
+                           "mirror %.400s is the container itself: copy it to another drive (cp -rL), or leave "
+                           "--mirror out",
+                           path);
+    container_close(mirror);
+    return status;
+}
+
+int launch_check_copies(const char *model, const struct settings *settings, struct error *ret_error)
+{
+    const char *path = settings_text(settings, SETTING_MIRROR);
+    struct container *container;
+    struct error why;
+    if (!path[0])
+        return 0;
+    int status = container_open(model, &container, &why);
+    if (!status) {
+        if (settings->values[SETTING_MIRROR].source == SOURCE_FLAG)
+            status = check_mirror(container, path, ret_error);
+        container_close(container);
+        return status;
+    }
+    if (container_open(path, &container, NULL))
+        return error_set(ret_error, -status, "%s", why.text);
+    container_close(container);
+    return error_set(ret_error, -status, "%.600s; or read its mirror alone, which opens: give %.300s as the MODEL",
+                     why.text, path);
 }
 
 static int cannot_execute(const char *program, int code, struct error *ret_error)

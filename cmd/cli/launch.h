@@ -13,6 +13,11 @@ struct launch {
     bool private; /* the instance ends with this process */
 };
 
+/* An error where a mirror is set and the container `model` does not open (the line names the mirror, if that opens), or
+ * where the command line names a mirror that does not open, is another container, or is `model` itself. A mirror from
+ * file or environment, which may be older than the failure of its drive, is left to iod: see io_daemon/README.md. */
+int launch_check_copies(const char *model, const struct settings *settings, struct error *ret_error);
+
 /* Becomes the supervisor, in the foreground. Returns only on failure. */
 int launch_exec(const struct launch *launch, struct error *ret_error);
 

@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
+#include <sys/stat.h>
 
 struct search {
     char identity[20];
@@ -71,12 +72,15 @@ int target_open(const char *model, const char *name, const struct settings *sett
     *ret_target = (struct target){.private_pid = 0};
     if (!model)
         return instance_find(name ? name : "default", &ret_target->instance, ret_error);
+    int status = launch_check_copies(model, settings, ret_error);
+    if (status)
+        return status;
     _cleanup_free_ char *path = realpath(model, NULL);
     if (!path)
         return error_set(ret_error, errno, "model %s: %s; give the folder that `calypte convert` made", model,
                          strerror(errno));
     struct container *container;
-    int status = container_open(path, &container, ret_error);
+    status = container_open(path, &container, ret_error);
     if (status)
         return status;
     struct search search = {.settings = settings};
@@ -93,17 +97,45 @@ int target_open(const char *model, const char *name, const struct settings *sett
     return start_private(path, settings, interrupt_fd, ret_target, ret_error);
 }
 
-static bool has_file(const char *folder, const char *name)
+int target_check_settings(const char *model, const struct settings *settings, enum setting own, struct error *ret_error)
+{
+    for (int s = 0; !model && s < SETTING_COUNT; s++)
+        if (settings->values[s].source == SOURCE_FLAG && s != (int)own)
+            return error_set(ret_error, EINVAL,
+                             "%s=%s: settings are those of the running instance; leave it out, or name a MODEL, for "
+                             "which an instance with it is found or started",
+                             setting_info((enum setting)s)->name, settings_text(settings, (enum setting)s));
+    return 0;
+}
+
+/* Whether the folder has an entry of this name: 1 or 0; a negative errno where it cannot be known, or what it is cannot be
+ * read. */
+static int has_file(const char *folder, const char *name, struct error *ret_error)
 {
     char path[PATH_MAX];
+    struct stat stat;
     int length = snprintf(path, sizeof path, "%s/%s", folder, name);
-    return length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0;
+    if (length < 0 || (size_t)length >= sizeof path)
+        return error_set(ret_error, ENAMETOOLONG, "%.100s...: the path is too long", folder);
+    int code = lstat(path, &stat) < 0 ? errno : 0;
+    if (code == ENOENT)
+        return 0;
+    if (!code && access(path, R_OK) < 0)
+        code = errno;
+    if (!code)
+        return 1;
+    return error_set(ret_error, code, "%s: %s%s", path, strerror(code),
+                     code == ENOENT ? "; it is a link to nowhere" : error_remedy(code));
 }
 
 int target_check_text(const char *model, struct error *ret_error)
 {
-    if (!model || !has_file(model, CONTAINER_MANIFEST) || has_file(model, "tokenizer.json"))
+    int found = model ? has_file(model, CONTAINER_MANIFEST, NULL) : 0;
+    if (found <= 0) /* no container: whoever opens it says why */
         return 0;
+    found = has_file(model, "tokenizer.json", ret_error);
+    if (found != 0)
+        return found < 0 ? found : 0;
     return error_set(ret_error, ENOTSUP,
                      "%s: the model has no tokenizer: give token ids (--tokens FILE), or measure with `calypte bench`",
                      model);

@@ -18,8 +18,13 @@ struct target {
 int target_open(const char *model, const char *name, const struct settings *settings, int interrupt_fd,
                 struct target *ret_target, struct error *ret_error);
 
-/* An error where the container `model` (NULL: none is named) has no tokenizer, so that a request with text would be in
- * vain. */
+/* An error where a setting's flag was given and no MODEL: a running instance has its settings. `own`: one that the request
+ * carries itself (SETTING_COUNT: none). */
+int target_check_settings(const char *model, const struct settings *settings, enum setting own,
+                          struct error *ret_error);
+
+/* An error where the container `model` (NULL: none is named) has no tokenizer, or one that cannot be read, so that a
+ * request with text would be in vain. */
 int target_check_text(const char *model, struct error *ret_error);
 
 /* Stops a private instance; nothing of it is left then. Repeatable. */

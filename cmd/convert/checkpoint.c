@@ -208,9 +208,38 @@ static int open_single(struct checkpoint *checkpoint, struct error *ret_error)
     return 0;
 }
 
+/* A folder of somebody's is told from a checkpoint by its config.json; says what it is instead. */
+static int check_folder(const char *path, struct error *ret_error)
+{
+    static const char *const names[] = {CONTAINER_MANIFEST, "config.json"};
+    bool there[2] = {false};
+    struct stat facts;
+    if (stat(path, &facts) < 0)
+        return error_set(ret_error, errno, "%s: %s%s", path, strerror(errno),
+                         errno == ENOENT ? "; give the folder of a Hugging Face checkpoint" : error_remedy(errno));
+    if (!S_ISDIR(facts.st_mode))
+        return error_set(ret_error, ENOTDIR, "%s: is not a folder; give the folder of a Hugging Face checkpoint", path);
+    for (size_t i = 0; i < 2; i++) {
+        _cleanup_free_ char *name = NULL;
+        int status = join(path, names[i], &name, ret_error);
+        if (status < 0)
+            return status;
+        there[i] = access(name, F_OK) == 0 || errno != ENOENT;
+    }
+    if (there[0] && !there[1])
+        return error_set(
+            ret_error, EINVAL,
+            "%s: is a Calypte container already; give the folder of the Hugging Face checkpoint it was made of", path);
+    if (!there[1])
+        return error_set(ret_error, ENOENT, "%s: holds no config.json: not a Hugging Face checkpoint", path);
+    return 0;
+}
+
 static int open_all(struct checkpoint *checkpoint, struct error *ret_error)
 {
-    int status = read_config(checkpoint->path, "config.json", false, &checkpoint->config, ret_error);
+    int status = check_folder(checkpoint->path, ret_error);
+    if (status == 0)
+        status = read_config(checkpoint->path, "config.json", false, &checkpoint->config, ret_error);
     if (status == 0)
         status = read_config(checkpoint->path, "generation_config.json", true, &checkpoint->generation, ret_error);
     _cleanup_free_ char *index_path = NULL;

@@ -29,9 +29,12 @@ static const struct command_line syntax = {
     .command = "convert",
     .operands = "SRC DST",
     .summary = "Makes the container DST from the Hugging Face checkpoint in the folder SRC, which is only read.",
-    .details = "A conversion that was interrupted goes on where it was when the same command is given again, and gives "
-               "the same bytes.\n"
-               "Each thread holds a few rows of one tensor, or one expert, in memory.",
+    .details =
+        "A conversion that was interrupted goes on where it was when the same command is given again, and gives "
+        "the same bytes.\n"
+        "Of a container that stands in DST, the files that are missing or cut short are made anew, and no others.\n"
+        "Which are damaged, `calypte verify` says: remove those first.\n"
+        "Each thread holds a few rows of one tensor, or one expert, in memory.",
     .flags = flags,
     .least_operands = 1,
     .most_operands = 2,

@@ -1,22 +1,18 @@
 /* The conversion, from the top. Its parts: checkpoint.c reads the source, family.c says what a family's tensors
  * become, plan.c lays out every file before a weight is read, unit.c converts one tensor or expert with quantise.c,
- * write.c makes one file of them with jobs.c, output.c lets files appear whole, journal.c remembers finished ones. */
+ * write.c makes one file of them with jobs.c, output.c lets files appear whole, journal.c remembers finished ones,
+ * destination.c has the folders, mend.c makes what a container lacks. */
 #include "cmd/convert/convert.h"
 
+#include "cmd/convert/destination.h"
 #include "cmd/convert/journal.h"
-#include "cmd/convert/report.h"
+#include "cmd/convert/mend.h"
 #include "cmd/convert/write.h"
 #include "proto/cleanup.h"
 #include "proto/container.h"
 
-#include <dirent.h>
 #include <fcntl.h>
-#include <libgen.h>
-#include <limits.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <xxhash.h>
 
 #define PRODUCER "calypte " CALYPTE_VERSION
@@ -25,104 +21,10 @@
 const char *const convert_copied[] = {"tokenizer.json", "tokenizer_config.json", "generation_config.json",
                                       "chat_template.jinja", NULL};
 
-/* The container's folder and those of the other stripes, all locked. */
-struct destination {
-    uint32_t count;
-    struct write_folder folders[EXPERT_SLICES];
-    bool created[EXPERT_SLICES]; /* by this run */
-};
-
 static void run_free(struct journal_run *run)
 {
     json_decref(run->stripes);
     run->stripes = NULL;
-}
-
-static void destination_close(struct destination *destination)
-{
-    for (uint32_t i = 0; i < destination->count; i++)
-        close_fdp(&destination->folders[i].fd);
-}
-
-/* The source is never written to, so the destination must not lie in it. Asked before the destination is made: then
- * its parent counts. */
-static int check_outside(const char *source, const char *destination, struct error *ret_error)
-{
-    _cleanup_free_ char *from = realpath(source, NULL), *to = realpath(destination, NULL), *copy = strdup(destination);
-    if (!to && copy)
-        to = realpath(dirname(copy), NULL);
-    size_t length = from ? strlen(from) : 0;
-    if (from && to && !strncmp(from, to, length) && (to[length] == '/' || to[length] == '\0'))
-        return error_set(ret_error, EINVAL,
-                         "%s: lies in the checkpoint's folder, which is never written to: choose another folder",
-                         destination);
-    return 0;
-}
-
-static int open_folder(const struct checkpoint *source, const char *path, int *ret_fd, bool *ret_created,
-                       struct error *ret_error)
-{
-    int status = source->synthetic ? 0 : check_outside(source->path, path, ret_error);
-    if (status < 0)
-        return status;
-    if (mkdir(path, 0755) == 0)
-        *ret_created = true;
-    else if (errno != EEXIST)
-        return error_set(ret_error, errno, "%s: cannot create this folder: %s; %s", path, strerror(errno),
-                         errno == ENOENT ? "create the folder that it shall stand in"
-                                         : "choose a folder that can be written to");
-    *ret_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (*ret_fd < 0)
-        return error_set(ret_error, errno, "%s: %s%s", path, strerror(errno),
-                         errno == ENOTDIR ? "; name a new or an empty folder" : "");
-    /* Some network file systems refuse locks; there a second conversion is the user's own doing. */
-    if (flock(*ret_fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK)
-        return error_set(ret_error, EWOULDBLOCK,
-                         "%s: another conversion is writing there, or this one twice: wait for it or choose another "
-                         "folder",
-                         path);
-    return 0;
-}
-
-static int destination_open(const struct plan *plan, const char *const *paths, struct destination *destination,
-                            struct error *ret_error)
-{
-    int status = 0;
-    for (uint32_t i = 0; status == 0 && i < plan->options.stripes; i++) {
-        destination->folders[i] = (struct write_folder){.path = paths[i], .fd = -1};
-        destination->count++;
-        status =
-            open_folder(plan->checkpoint, paths[i], &destination->folders[i].fd, &destination->created[i], ret_error);
-    }
-    return status;
-}
-
-static bool exists(const struct write_folder *folder, const char *name)
-{
-    struct stat facts;
-    return fstatat(folder->fd, name, &facts, AT_SYMLINK_NOFOLLOW) == 0;
-}
-
-/* A folder with anything in it is left alone. `journal`: but for a journal, which was not begun. */
-static int check_empty(const struct write_folder *destination, bool journal, struct error *ret_error)
-{
-    int fd = openat(destination->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *folder = fd < 0 ? NULL : fdopendir(fd);
-    if (!folder)
-        return error_set(ret_error, errno, "%s: %s", destination->path, strerror(errno));
-    const struct dirent *entry;
-    char found[NAME_MAX + 1] = "";
-    while ((entry = readdir(folder)) && !found[0]) {
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
-            !(journal && !strcmp(entry->d_name, JOURNAL_NAME)))
-            snprintf(found, sizeof found, "%s", entry->d_name);
-    }
-    closedir(folder);
-    if (found[0])
-        return error_set(ret_error, ENOTEMPTY,
-                         "%s: holds %s, but neither a container nor an unfinished one: name a new or an empty folder",
-                         destination->path, found);
-    return 0;
 }
 
 /* A hash of everything that the bytes of the container come from; `times`: see checkpoint_fingerprint. */
@@ -163,71 +65,53 @@ static int describe_run(const struct plan *plan, const struct destination *desti
     return status;
 }
 
-/* A finished container stands at the destination: is it this conversion's, and whole as far as can be seen at once? */
-static int check_finished(const struct plan *plan, const struct write_folder *destination, struct error *ret_error)
+/* Was the container with this manifest made of the plan's checkpoint, with its options? */
+static int check_same(const struct plan *plan, const struct write_folder *folder, const json_t *manifest,
+                      struct error *ret_error)
 {
-    struct container *container;
-    int status = container_open(destination->path, &container, ret_error);
-    if (status < 0)
-        return status;
-    container_close(container);
-    _cleanup_free_ char *path = NULL;
-    if (asprintf(&path, "%s/%s", destination->path, CONTAINER_MANIFEST) < 0) {
-        path = NULL;
-        return error_set(ret_error, ENOMEM, "%s: no memory", destination->path);
-    }
-    json_auto_t *manifest = NULL;
     uint64_t wanted = 0, stated = 0;
-    status = container_read_json(path, CONTAINER_MANIFEST_MAX, &manifest, ret_error);
-    if (status == 0)
-        status = fingerprint(plan, false, &wanted, ret_error);
+    int status = fingerprint(plan, false, &wanted, ret_error);
     if (status < 0)
         return status;
     if (checksum_parse(json_object_get(manifest, "fingerprint"), &stated) < 0 || stated != wanted) {
         const char *source = json_string_value(json_object_get(manifest, "source"));
         return error_set(ret_error, EEXIST,
-                         "%s: holds another container already (from %s, experts %s, dense %s): choose another folder",
-                         destination->path, source ? source : "?",
+                         "%s: holds another container already (from %s, experts %s, dense %s, stripes %lld): choose "
+                         "another folder",
+                         folder->path, source ? source : "?",
                          json_string_value(json_object_get(manifest, "expert_format")),
-                         json_string_value(json_object_get(manifest, "dense_format")));
+                         json_string_value(json_object_get(manifest, "dense_format")),
+                         (long long)json_integer_value(json_object_get(manifest, "stripes")));
     }
     return 0;
 }
 
-/* Temporary names of an earlier run in the first `folders` of the folders, and the journal when `all`. */
-static void remove_leftovers(const struct plan *plan, const struct destination *destination, uint32_t folders, bool all)
+/* A container stands at the destination: makes what it lacks. *ret_mended: how many files. */
+static int mend(const struct write_context *context, struct destination *destination, size_t *ret_mended,
+                struct error *ret_error)
 {
-    int fd = destination->folders[0].fd;
-    for (size_t i = 0; i < plan->file_count; i++) {
-        output_remove_leftover(fd, plan->files[i].name);
-        if (plan->files[i].stripe < folders)
-            output_remove_leftover(destination->folders[plan->files[i].stripe].fd, plan->files[i].name);
-    }
-    for (size_t i = 0; convert_copied[i]; i++)
-        output_remove_leftover(fd, convert_copied[i]);
-    output_remove_leftover(fd, CONTAINER_MANIFEST);
-    if (all)
-        unlinkat(fd, JOURNAL_NAME, 0);
-}
-
-static int check_space(const struct write_folder *destination, uint64_t needed, struct error *ret_error)
-{
-    struct statvfs facts;
-    if (fstatvfs(destination->fd, &facts) < 0)
-        return error_set(ret_error, errno, "%s: %s", destination->path, strerror(errno));
-    if (facts.f_flag & ST_RDONLY)
-        return error_set(ret_error, EROFS, "%s: %s; choose a folder that can be written to", destination->path,
-                         strerror(EROFS));
-    uint64_t available = (uint64_t)facts.f_bavail * facts.f_frsize;
-    if (needed <= available)
-        return 0;
-    char need[REPORT_BYTES_SIZE], have[REPORT_BYTES_SIZE], lacking[REPORT_BYTES_SIZE];
-    report_bytes(needed, need);
-    report_bytes(available, have);
-    report_bytes(needed - available, lacking);
-    return error_set(ret_error, ENOSPC,
-                     "%s: needs %s more, its file system has %s free: free %s or choose another folder",
-                     destination->path, need, have, lacking);
+    const struct plan *plan = context->plan;
+    const struct write_folder *folder = &destination->folders[0];
+    struct error foreign;
+    json_auto_t *manifest = NULL;
+    size_t bad_count = 0, copied = 0;
+    _cleanup_free_ bool *bad = calloc(plan->file_count + 1, sizeof *bad);
+    if (!bad)
+        return error_set(ret_error, ENOMEM, "%s: no memory", folder->path);
+    int status = mend_find(plan, folder, bad, &bad_count, &manifest, &foreign, ret_error);
+    if (status == 0)
+        status = check_same(plan, folder, manifest, ret_error);
+    if (status == 0 && foreign.text[0])
+        status = error_set(ret_error, EIO, "%s", foreign.text);
+    if (status == 0)
+        status = mend_files(context, destination, bad, bad_count, manifest, ret_error);
+    if (status == 0)
+        status = mend_copied(context, &copied, ret_error);
+    if (status < 0)
+        return status;
+    *ret_mended = bad_count + copied;
+    destination_remove_leftovers(destination, plan, true);
+    return 0;
 }
 
 /* Which files of the plan an earlier run finished; kept[i] is then their entry. */
@@ -341,7 +225,7 @@ static int convert_into(const struct write_context *context, struct journal *jou
     }
     atomic_store(&context->watch->bytes_total, total);
     for (uint32_t i = 0; status == 0 && i < destination->count; i++)
-        status = check_space(&destination->folders[i], needed[i] + SPARE_BYTES, ret_error);
+        status = destination_check_space(&destination->folders[i], needed[i] + SPARE_BYTES, ret_error);
     if (status == 0)
         status = write_all(context, journal, entries, ret_error);
     return status == 0 ? write_manifest(context, entries, ret_error) : status;
@@ -356,10 +240,10 @@ static void tick(void *context)
 /* After a failure: an attempt that finished no file leaves nothing; else what is finished stays for the next one. */
 static void give_up(const struct plan *plan, const struct destination *destination)
 {
-    bool any = false;
+    bool some = false;
     for (size_t i = 0; i < plan->file_count; i++)
-        any = any || exists(&destination->folders[plan->files[i].stripe], plan->files[i].name);
-    remove_leftovers(plan, destination, destination->count, !any);
+        some = some || destination_has(&destination->folders[plan->files[i].stripe], plan->files[i].name);
+    destination_remove_leftovers(destination, plan, !some);
 }
 
 /* Opens or begins the journal. Only when that has succeeded are the folders this run's own: they were empty, or they are
@@ -375,31 +259,33 @@ static int take_folders(const struct plan *plan, const struct destination *desti
     if (status < 0 || ret_journal->begun)
         return status;
     for (uint32_t i = 0; status == 0 && i < destination->count; i++)
-        status = check_empty(&destination->folders[i], i == 0, ret_error);
+        status = destination_check_empty(&destination->folders[i], i == 0, ret_error);
     return status == 0 ? journal_begin(folder->fd, &run, ret_journal, ret_error) : status;
 }
 
-static int convert(const struct plan *plan, const struct destination *destination, unsigned threads,
+static int convert(const struct plan *plan, struct destination *destination, unsigned threads,
                    struct convert_watch *watch, enum convert_result *ret_result, struct error *ret_error)
 {
     const struct write_folder *folder = &destination->folders[0];
-    *ret_result = CONVERT_WAS_DONE;
-    if (exists(folder, CONTAINER_MANIFEST)) {
-        int status = check_finished(plan, folder, ret_error);
-        if (status == 0)
-            remove_leftovers(plan, destination, 1, true); /* the other folders need not be its own */
-        return status;
-    }
-    *ret_result = CONVERT_DONE;
     struct write_context context = {
         .plan = plan,
         .folders = destination->folders,
         .jobs = {.threads = threads, .stop = &watch->stop, .tick = tick, .tick_context = watch},
         .watch = watch};
+    if (destination_has(folder, CONTAINER_MANIFEST)) {
+        size_t mended = 0;
+        int status = mend(&context, destination, &mended, ret_error);
+        *ret_result = mended ? CONVERT_DONE : CONVERT_WAS_DONE;
+        return status;
+    }
+    *ret_result = CONVERT_DONE;
     _cleanup_(journal_close) struct journal journal = {.fd = -1};
     int status = take_folders(plan, destination, &journal, ret_error);
     if (status < 0)
         return status;
+    for (uint32_t i = 0; i < destination->count; i++)
+        destination->own[i] = true;
+    destination_note_shared(destination, watch);
     json_t **entries = calloc(plan->file_count + 1, sizeof *entries);
     if (!entries)
         status = error_set(ret_error, ENOMEM, "%s: no memory", folder->path);
@@ -409,7 +295,7 @@ static int convert(const struct plan *plan, const struct destination *destinatio
         json_decref(entries[i]);
     free(entries);
     if (status == 0)
-        remove_leftovers(plan, destination, destination->count, true);
+        destination_remove_leftovers(destination, plan, true);
     else
         give_up(plan, destination);
     return status;
@@ -422,8 +308,5 @@ int convert_run(const struct plan *plan, const char *const *paths, unsigned thre
     int status = destination_open(plan, paths, &destination, ret_error);
     if (status == 0)
         status = convert(plan, &destination, threads, watch, ret_result, ret_error);
-    for (uint32_t i = 0; i < destination.count; i++)
-        if (destination.created[i])
-            rmdir(destination.folders[i].path); /* where anything stands in it, it stays */
     return status;
 }

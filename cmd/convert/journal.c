@@ -11,7 +11,8 @@
 
 static int fail(const struct journal *journal, const char *verb, int code, struct error *ret_error)
 {
-    return error_set(ret_error, code, "%s/%s: cannot %s: %s%s", journal->folder, JOURNAL_NAME, verb, strerror(code),
+    return error_set(ret_error, code, "%s/%s: cannot %s: %s%s", journal->folder, CONTAINER_JOURNAL, verb,
+                     strerror(code),
                      code == ENOSPC                    ? "; free some space and run the same command again to go on"
                      : code == EROFS || code == EACCES ? "; choose a folder that can be written to"
                                                        : "");
@@ -24,7 +25,7 @@ static int append(struct journal *journal, const json_t *object, struct error *r
     _cleanup_free_ char *line = NULL;
     if (!text || asprintf(&line, "%s\n", text) < 0) {
         line = NULL;
-        return error_set(ret_error, ENOMEM, "%s/%s: no memory", journal->folder, JOURNAL_NAME);
+        return error_set(ret_error, ENOMEM, "%s/%s: no memory", journal->folder, CONTAINER_JOURNAL);
     }
     size_t length = strlen(line);
     for (size_t done = 0; done < length;) {
@@ -120,7 +121,7 @@ int journal_open(int folder_fd, const char *folder, const struct journal_run *ru
                  struct error *ret_error)
 {
     _cleanup_(journal_close) struct journal journal = {.fd = -1, .folder = folder, .entries = json_object()};
-    journal.fd = openat(folder_fd, JOURNAL_NAME, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    journal.fd = openat(folder_fd, CONTAINER_JOURNAL, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (journal.fd < 0 && errno != ENOENT)
         return fail(&journal, "open", errno, ret_error);
     _cleanup_free_ char *text = NULL;
@@ -138,7 +139,7 @@ int journal_open(int folder_fd, const char *folder, const struct journal_run *ru
 int journal_begin(int folder_fd, const struct journal_run *run, struct journal *journal, struct error *ret_error)
 {
     if (journal->fd < 0)
-        journal->fd = openat(folder_fd, JOURNAL_NAME, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
+        journal->fd = openat(folder_fd, CONTAINER_JOURNAL, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (journal->fd < 0)
         return fail(journal, "create", errno, ret_error);
     if (ftruncate(journal->fd, 0) < 0) /* half a first line */
@@ -148,7 +149,7 @@ int journal_begin(int folder_fd, const struct journal_run *run, struct journal *
     json_auto_t *first = json_pack("{s:s, s:O}", "fingerprint", digits, "stripes", run->stripes);
     int status = append(journal, first, ret_error);
     if (status < 0)
-        unlinkat(folder_fd, JOURNAL_NAME, 0);
+        unlinkat(folder_fd, CONTAINER_JOURNAL, 0);
     journal->begun = status == 0;
     return status;
 }

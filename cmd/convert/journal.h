@@ -1,6 +1,7 @@
-/* What an unfinished conversion has done so far: DST/convert.state, one JSON object a line. The first line says which
- * conversion it is and where its stripes stand, each further one is the manifest's entry of a finished file. A line is
- * synced after its file, so that every file with a whole line is whole. The file is removed when calypte.json stands. */
+/* What an unfinished conversion has done so far: DST/convert.state (CONTAINER_JOURNAL), one JSON object a line. The
+ * first line says which conversion it is and where its stripes stand, each further one is the manifest's entry of a
+ * finished file. A line is synced after its file, so that every file with a whole line is whole. The file is removed
+ * when calypte.json stands. */
 #pragma once
 
 #include "proto/error.h"
@@ -8,8 +9,6 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
-
-#define JOURNAL_NAME "convert.state"
 
 /* What makes a run the same as an earlier one. */
 struct journal_run {

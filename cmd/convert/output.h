@@ -18,7 +18,8 @@ struct output {
 /* Creates NAME.part with `bytes` bytes reserved (0: none), so that a full disk is noticed here. */
 int output_create(int folder_fd, const char *folder, const char *name, uint64_t bytes, struct output *ret_output,
                   struct error *ret_error);
-/* Writes at an offset and lets the disk begin with it. Several threads may write different places. */
+/* Writes at an offset and lets the disk begin with it. An output that is not open takes nothing.
+ * Several threads may write different places. */
 int output_write(const struct output *output, uint64_t offset, const void *bytes, size_t count,
                  struct error *ret_error);
 /* Syncs and gives the file its name. Closes. */

@@ -11,7 +11,7 @@
 struct unit_target {
     const struct plan *plan;
     const struct plan_file *file;
-    const struct output *outputs; /* of an experts file: of each stripe */
+    const struct output *outputs; /* of an experts file: of each stripe; those that are not open stay as they are */
     uint64_t *checksums;          /* [tensors of the file] XXH3 of each tensor of a dense file that a unit wrote */
     uint64_t *slice_checksums;    /* [experts][8] of an experts file */
     int32_t *exponents;           /* [experts][3] of an experts file */

@@ -70,19 +70,13 @@ static int write_rest(const struct unit_target *target, uint32_t stripe, json_t 
     return 0;
 }
 
-/* Ends one file of a group: the rest of its bytes, its name, its entry. */
-static int finish_file(const struct write_context *context, const struct unit_target *target, uint32_t stripe,
-                       struct output *output, json_t **ret_entry, struct error *ret_error)
+/* The rest of a file's bytes, and its entry. */
+static int describe_file(const struct unit_target *target, uint32_t stripe, json_t **ret_entry, struct error *ret_error)
 {
     const struct plan_file *file = target->file + stripe;
     json_auto_t *tensors = json_object();
     int status = tensors ? write_rest(target, stripe, tensors, ret_error)
                          : error_set(ret_error, ENOMEM, "%s: no memory", file->name);
-    if (status == 0)
-        status = output_finish(output, ret_error);
-    if (status == 0 && stripe > 0)
-        status = output_link(context->folders[0].fd, context->folders[0].path, file->name,
-                             context->folders[stripe].path, ret_error);
     if (status < 0)
         return status;
     json_t *entry = json_pack("{s:I, s:O}", "bytes", (json_int_t)file->bytes, "tensors", tensors);
@@ -93,7 +87,38 @@ static int finish_file(const struct write_context *context, const struct unit_ta
     return 0;
 }
 
-static int fill_files(const struct write_context *context, const struct plan_file *file, struct output *outputs,
+/* Gives the files of a group their names. */
+static int finish_files(const struct write_context *context, const struct plan_file *file, struct output *outputs,
+                        struct error *ret_error)
+{
+    int status = 0;
+    for (uint32_t s = 0; status == 0 && s < write_group(context->plan, file); s++) {
+        if (outputs[s].fd < 0)
+            continue;
+        status = output_finish(&outputs[s], ret_error);
+        if (status == 0 && s > 0)
+            status = output_link(context->folders[0].fd, context->folders[0].path, file[s].name,
+                                 context->folders[s].path, ret_error);
+    }
+    return status;
+}
+
+/* Are the entries those that the container's manifest has? Its conversion's fingerprint knows samples of the source. */
+static int check_entries(const struct write_context *context, const struct plan_file *file, json_t *const *entries,
+                         const json_t *manifest_files, struct error *ret_error)
+{
+    for (uint32_t s = 0; s < write_group(context->plan, file); s++) {
+        if (!json_equal(entries[s], json_object_get(manifest_files, file[s].name)))
+            return error_set(
+                ret_error, EEXIST,
+                "%s: would not become what %s of %s says: %s is no longer what that container was made of; "
+                "convert the checkpoint that it was, or into another folder",
+                file[s].name, CONTAINER_MANIFEST, context->folders[0].path, context->plan->checkpoint->path);
+    }
+    return 0;
+}
+
+static int fill_files(const struct write_context *context, const struct plan_file *file, const struct output *outputs,
                       json_t **ret_entries, struct error *ret_error)
 {
     size_t experts = context->plan->config.experts;
@@ -112,7 +137,23 @@ static int fill_files(const struct write_context *context, const struct plan_fil
                                  .bytes_done = &context->watch->bytes_done};
     int status = jobs_run(&context->jobs, file->unit_count, run_unit, &target, ret_error);
     for (uint32_t s = 0; status == 0 && s < write_group(context->plan, file); s++)
-        status = finish_file(context, &target, s, &outputs[s], &ret_entries[s], ret_error);
+        status = describe_file(&target, s, &ret_entries[s], ret_error);
+    return status;
+}
+
+/* Opens a file for each of the group that is wanted; fd is -1 in the other outputs. */
+static int create_files(const struct write_context *context, const struct plan_file *file, const bool *wanted,
+                        struct output *ret_outputs, struct error *ret_error)
+{
+    int status = 0;
+    uint32_t count = write_group(context->plan, file);
+    for (uint32_t s = 0; s < count; s++)
+        ret_outputs[s].fd = -1;
+    for (uint32_t s = 0; status == 0 && s < count; s++) {
+        if (!wanted || wanted[s])
+            status = output_create(context->folders[s].fd, context->folders[s].path, file[s].name, file[s].bytes,
+                                   &ret_outputs[s], ret_error);
+    }
     return status;
 }
 
@@ -125,17 +166,32 @@ int write_files(const struct write_context *context, const struct plan_file *fil
                 struct error *ret_error)
 {
     struct output outputs[EXPERT_SLICES];
-    uint32_t count = write_group(context->plan, file), made = 0;
-    int status = 0;
-    for (; status == 0 && made < count; made++) {
-        outputs[made].fd = -1;
-        status = output_create(context->folders[made].fd, context->folders[made].path, file[made].name,
-                               file[made].bytes, &outputs[made], ret_error);
-    }
+    int status = create_files(context, file, NULL, outputs, ret_error);
     if (status == 0)
         status = fill_files(context, file, outputs, ret_entries, ret_error);
-    for (uint32_t s = 0; s < made; s++)
+    if (status == 0)
+        status = finish_files(context, file, outputs, ret_error);
+    for (uint32_t s = 0; s < write_group(context->plan, file); s++)
         output_discard(&outputs[s]);
+    return status;
+}
+
+int write_files_again(const struct write_context *context, const struct plan_file *file, const bool *wanted,
+                      const json_t *manifest_files, struct error *ret_error)
+{
+    struct output outputs[EXPERT_SLICES];
+    json_t *entries[EXPERT_SLICES] = {NULL};
+    int status = create_files(context, file, wanted, outputs, ret_error);
+    if (status == 0)
+        status = fill_files(context, file, outputs, entries, ret_error);
+    if (status == 0)
+        status = check_entries(context, file, entries, manifest_files, ret_error);
+    if (status == 0)
+        status = finish_files(context, file, outputs, ret_error);
+    for (uint32_t s = 0; s < write_group(context->plan, file); s++) {
+        output_discard(&outputs[s]);
+        json_decref(entries[s]);
+    }
     return status;
 }
 

@@ -6,6 +6,7 @@
 #include "cmd/convert/output.h"
 
 #include <jansson.h>
+#include <stdbool.h>
 
 /* Where a stripe's files stand; the first is the container itself. */
 struct write_folder {
@@ -27,6 +28,10 @@ uint32_t write_group(const struct plan *plan, const struct plan_file *file);
  * manifest. */
 int write_files(const struct write_context *context, const struct plan_file *file, json_t **ret_entries,
                 struct error *ret_error);
+/* The same for a container that stands: of the group only the files s with wanted[s] are written, and they get their names
+ * only if all entries are those of `manifest_files` (the manifest's "files"). -EEXIST: they are not. */
+int write_files_again(const struct write_context *context, const struct plan_file *file, const bool *wanted,
+                      const json_t *manifest_files, struct error *ret_error);
 
 /* Reads all of a finished group. *ret_good: it is the planned one with the contents that `entries` say. An error is
  * only returned for what ends the conversion (interrupted, no memory). */

@@ -8,6 +8,7 @@
 #include <limits.h>
 #include <string.h>
 
+#define STOPPING "the instance is stopping; ask again when it is up"
 #define REPEAT_NS (UINT64_C(1000) * 1000000) /* how long a STEP may be in flight before it is sent again */
 
 int scheduler_open(struct scheduler *scheduler, const char *instance, const char *rundir, struct error *ret_error)
@@ -97,9 +98,9 @@ void scheduler_close(struct scheduler *scheduler)
     struct sequence *sequence;
     drop_step(scheduler);
     while ((sequence = TAILQ_FIRST(&scheduler->running)))
-        leave(scheduler, sequence, "restarted", "the instance is stopping; ask again when it is up");
+        leave(scheduler, sequence, "restarted", STOPPING);
     while ((sequence = TAILQ_FIRST(&scheduler->waiting)))
-        leave(scheduler, sequence, "restarted", "the instance is stopping; ask again when it is up");
+        leave(scheduler, sequence, "restarted", STOPPING);
     for (uint32_t w = 0; w < MAX_WORKERS; w++)
         channel_close(scheduler->workers[w]);
     if (scheduler->pages.free)
@@ -297,9 +298,9 @@ int scheduler_add(struct scheduler *scheduler, struct sequence *sequence, struct
                          sequence->room, pages_of(scheduler, sequence->room), facts->kv_pages);
     bool starts_now = scheduler->waiting_count == 0 && scheduler->running_count < facts->slots;
     if (!starts_now && scheduler->waiting_count >= facts->queue)
-        return error_set(ret_error, EBUSY,
-                         "%" PRIu32 " requests run and %" PRIu32 " wait; ask again later, or raise `queue`",
-                         scheduler->running_count, scheduler->waiting_count);
+        return error_set(
+            ret_error, EBUSY, "%" PRIu32 " request%s and %" PRIu32 " wait; ask again later, or raise `queue`",
+            scheduler->running_count, scheduler->running_count == 1 ? " runs" : "s run", scheduler->waiting_count);
     sequence->state = SEQUENCE_WAITING;
     TAILQ_INSERT_TAIL(&scheduler->waiting, sequence, link);
     scheduler->waiting_count++;
@@ -431,8 +432,9 @@ void scheduler_wake(struct scheduler *scheduler)
     if (epoch != scheduler->epoch) {
         scheduler->epoch = epoch;
         drop_step(scheduler);
+        bool stopping = atomic_load(&scheduler->control->stopping) == 1;
         end_carried(scheduler, true, "restarted",
-                    "a process of the instance died while it worked on this request; ask again");
+                    stopping ? STOPPING : "a process of the instance died while it worked on this request; ask again");
     }
     keep_going(scheduler);
 }

@@ -26,7 +26,7 @@ static int read_file(const char *path, char **ret_bytes, size_t *ret_length, str
     size_t length = 0;
 
     if (fd < 0 || fstat(fd, &stat) < 0)
-        return error_set(ret_error, errno, "%s: %s", path, strerror(errno));
+        return error_set(ret_error, errno, "%s: %s%s", path, strerror(errno), error_remedy(errno));
     if (!S_ISREG(stat.st_mode))
         return error_set(ret_error, EINVAL, "%s: not a regular file", path);
     if (stat.st_size > MAX_FILE)

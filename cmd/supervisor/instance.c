@@ -214,6 +214,36 @@ int instance_sweep(const char *prefix, struct error *ret_error)
     return instance_each(sweep_one, own, ret_error);
 }
 
+struct names {
+    char text[512];
+    size_t length;
+};
+
+static int name_running(const struct instance *instance, void *context)
+{
+    struct names *names = context;
+    size_t room = sizeof names->text - names->length;
+    if (!instance_alive(instance))
+        return 0;
+    int length = snprintf(names->text + names->length, room, "%s%s", names->length ? ", " : "", instance->name);
+    names->length += (size_t)length < room ? (size_t)length : room - 1;
+    return 0;
+}
+
+int instance_missing(const struct instance *instance, struct error *ret_error)
+{
+    struct names names = {.length = 0};
+    struct error ignored;
+    instance_each(name_running, &names, &ignored); /* a folder that cannot be read has none that could be reached */
+    if (!names.length)
+        return error_set(ret_error, ENOENT, "no instance %s is running: start it with `calypte up MODEL -n %s`",
+                         instance->name, instance->name);
+    return error_set(ret_error, ENOENT,
+                     "no instance %s is running (running: %s): name one with -n, or start it with `calypte up MODEL "
+                     "-n %s`",
+                     instance->name, names.text, instance->name);
+}
+
 int instance_each(int (*visit)(const struct instance *instance, void *context), void *context, struct error *ret_error)
 {
     char root[INSTANCE_FOLDER_MAX];

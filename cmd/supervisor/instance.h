@@ -32,6 +32,9 @@ void instance_path(const struct instance *instance, const char *file, char ret_p
 /* 1: a supervisor holds the lock; 0: none does. */
 int instance_alive(const struct instance *instance);
 
+/* -ENOENT and the line that no such instance is running, which names those of the folder that are. */
+int instance_missing(const struct instance *instance, struct error *ret_error);
+
 /* instance_find, makes the folder, takes the lock. -EBUSY: a live instance has that name. -EPERM: the folder is not
  * ours alone. */
 int instance_take(const char *name, struct instance *ret_instance, struct error *ret_error);

@@ -1,6 +1,7 @@
 #include "cmd/supervisor/plan.h"
 
 #include "cmd/supervisor/placement.h"
+#include "proto/bytes_text.h"
 #include "proto/cleanup.h"
 #include "proto/model_config.h"
 #include "shm/exchange.h"
@@ -15,20 +16,6 @@
     (UINT64_C(64) << 20) /* logits that one STEP may ask for, so that scoring a large vocabulary stays small */
 #define RESERVE_LEAST (UINT64_C(256) << 20)
 #define RESERVE_MOST (UINT64_C(8) << 30)
-
-struct bytes_text {
-    char text[32];
-};
-
-static struct bytes_text mib(uint64_t bytes)
-{
-    struct bytes_text result;
-    if (bytes >= UINT64_C(10) << 30)
-        snprintf(result.text, sizeof result.text, "%.1f GiB", (double)bytes / (double)(1 << 30));
-    else
-        snprintf(result.text, sizeof result.text, "%.1f MiB", (double)bytes / (double)(1 << 20));
-    return result;
-}
 
 /* What the processes themselves need beside shared memory (row buffers, tokenizer, stacks), and the rest of the
  * machine. */
@@ -67,7 +54,8 @@ static int fill_context(const struct settings *settings, struct facts *facts, st
     return 0;
 }
 
-/* A mirror that is not there is iod's to tell: the instance starts without it. */
+/* A mirror that does not open is iod's to tell: the instance starts without it, unless the command line named it
+ * (cmd/cli/launch.c). */
 static int fill_mirror(const struct settings *settings, struct facts *facts, struct error *ret_error)
 {
     const char *text = settings_text(settings, SETTING_MIRROR);
@@ -130,15 +118,26 @@ uint32_t plan_least_slots(const struct plan *plan)
     return least < plan->pool.slots ? least : plan->pool.slots;
 }
 
+/* What could be chosen smaller: nothing where the weights, tables and the smallest pool are too much already. */
+static const char *smaller(const struct plan *plan, uint64_t pool_bytes, uint64_t room)
+{
+    uint64_t least = plan->facts.config.top_k * plan->slot_bytes;
+    if (plan->dense_bytes + plan->table_bytes + sizeof(struct control) + least > room)
+        return "";
+    return pool_bytes > least ? "choose a smaller --pool, --context or --slots, or "
+                              : "choose a smaller --context or --slots, or ";
+}
+
 static int refuse(const struct plan *plan, uint64_t pool_bytes, uint64_t room, int code, const char *where,
                   const char *remedy, struct error *ret_error)
 {
     return error_set(ret_error, code,
                      "%s has %s free and the instance needs %s (dense weights %s, KV %s, exchange %s, tables %s, pool "
-                     "%s): %s",
-                     where, mib(room).text, mib(plan_fixed_bytes(plan) + pool_bytes).text, mib(plan->dense_bytes).text,
-                     mib(plan->kv_bytes).text, mib(plan->exchange_bytes).text,
-                     mib(plan->table_bytes + sizeof(struct control)).text, mib(pool_bytes).text, remedy);
+                     "%s): %s%s",
+                     where, bytes_text(room).text, bytes_text(plan_fixed_bytes(plan) + pool_bytes).text,
+                     bytes_text(plan->dense_bytes).text, bytes_text(plan->kv_bytes).text,
+                     bytes_text(plan->exchange_bytes).text, bytes_text(plan->table_bytes + sizeof(struct control)).text,
+                     bytes_text(pool_bytes).text, smaller(plan, pool_bytes, room), remedy);
 }
 
 static int check_room(const struct plan *plan, uint64_t pool_bytes, const struct machine *machine,
@@ -147,14 +146,10 @@ static int check_room(const struct plan *plan, uint64_t pool_bytes, const struct
     uint64_t needed = plan_fixed_bytes(plan) + pool_bytes;
     if (needed > machine->shm_free)
         return refuse(plan, pool_bytes, machine->shm_free, ENOSPC, "/dev/shm",
-                      "choose a smaller --pool, --context or --slots, or "
-                      "enlarge it (mount -o remount,size=SIZE /dev/shm)",
-                      ret_error);
+                      "enlarge it (mount -o remount,size=SIZE /dev/shm)", ret_error);
     if (needed > machine->memory_available)
         return refuse(plan, pool_bytes, machine->memory_available, ENOMEM, "memory",
-                      "choose a smaller --pool, --context or --slots, "
-                      "or raise the memory limit of this control group",
-                      ret_error);
+                      "end other programs, or raise the memory limit of this control group", ret_error);
     return 0;
 }
 
@@ -170,6 +165,7 @@ static int fill_pool(const struct settings *settings, const struct container *co
                                      .slice_bytes = container->slice_bytes};
     plan->facts.pool_slots = plan->pool.slots; /* the table has room for all, so that the pool may grow */
     plan->table_bytes = pool_table_bytes(&plan->pool);
+    plan->slot_bytes = slot_bytes;
     int status = check_room(plan, top_k * slot_bytes, machine, ret_error);
     if (status)
         return status;
@@ -186,12 +182,11 @@ static int fill_pool(const struct settings *settings, const struct container *co
     uint64_t slots = settings_share(settings, SETTING_POOL, memory, automatic) / slot_bytes;
     if (slots < top_k)
         return error_set(ret_error, EINVAL,
-                         "pool=%s holds %" PRIu64 " experts of %" PRIu64 " bytes, and a layer needs %" PRIu64
+                         "pool=%s holds %" PRIu64 " expert%s of %" PRIu64 " bytes, and a layer needs %" PRIu64
                          " at once: give it at least %" PRIu64 " bytes (--pool %" PRIu64 ")",
-                         settings_text(settings, SETTING_POOL), slots, slot_bytes, top_k, top_k * slot_bytes,
-                         top_k * slot_bytes);
+                         settings_text(settings, SETTING_POOL), slots, slots == 1 ? "" : "s", slot_bytes, top_k,
+                         top_k * slot_bytes, top_k * slot_bytes);
     plan->automatic = !strcmp(settings_text(settings, SETTING_POOL), "auto");
-    plan->slot_bytes = slot_bytes;
     plan->pool_slots = (uint32_t)(slots < all ? slots : all);
     plan->pool_bytes = plan->pool_slots * slot_bytes;
     return check_room(plan, plan->pool_bytes, machine, ret_error);

@@ -2,6 +2,7 @@
 #include "cmd/supervisor/supervise.h"
 
 #include "cmd/supervisor/pressure.h"
+#include "proto/bytes_text.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -53,8 +54,12 @@ static void tell_iod(struct supervisor *supervisor, uint32_t before, const char 
     uint32_t target = supervisor->sizing.target;
     atomic_store(&supervisor->control->pool_target, target);
     supervisor_ring(supervisor->doorbell_fd);
-    if (target != before)
-        supervisor_say(supervisor, "the pool shall have %u slots, not %u: %s", target, before, why);
+    if (target == before)
+        return;
+    supervisor->size_before = before;
+    supervisor->size_changed_ms = supervisor_now_ms();
+    snprintf(supervisor->size_why, sizeof supervisor->size_why, "%s", why);
+    supervisor_say(supervisor, "the pool shall have %u slots, not %u: %s", target, before, why);
 }
 
 void supervisor_take_pressure(struct supervisor *supervisor, short events)
@@ -83,8 +88,9 @@ int64_t supervisor_follow_room(struct supervisor *supervisor)
     uint32_t before = sizing->target;
     if (!look(supervisor, pressure, &view, &error) && sizing_follow(sizing, &view)) {
         char why[128];
-        snprintf(why, sizeof why, "%" PRIu64 " MiB of memory are free, %" PRIu64 " are to stay so%s",
-                 room_available(&view.room) >> 20, sizing->reserve >> 20, pressure ? ", and processes stall" : "");
+        snprintf(why, sizeof why, "%s of memory are free, %s are to stay so%s",
+                 bytes_text(room_available(&view.room)).text, bytes_text(sizing->reserve).text,
+                 pressure ? ", and processes stall" : "");
         tell_iod(supervisor, before, why);
     }
     supervisor->look_ms = now + look_again_ms(supervisor);
@@ -101,6 +107,11 @@ json_t *supervisor_size_json(const struct supervisor *supervisor)
                   (json_int_t)pool_slots_ready(&supervisor->pool), "slot_bytes", (json_int_t)sizing->slot_bytes,
                   "bytes", (json_int_t)(pool_slots_ready(&supervisor->pool) * sizing->slot_bytes), "auto",
                   (int)sizing->automatic, "reserve", (json_int_t)sizing->reserve);
+    if (supervisor->size_changed_ms)
+        json_object_set_new(size, "last_change",
+                            json_pack("{s:I, s:I, s:s, s:f}", "from", (json_int_t)supervisor->size_before, "to",
+                                      (json_int_t)sizing->target, "why", supervisor->size_why, "seconds_ago",
+                                      (double)(supervisor_now_ms() - supervisor->size_changed_ms) / 1000));
     if (look(supervisor, false, &view, &error))
         return size;
     enum sizing_bound bound;
@@ -109,6 +120,8 @@ json_t *supervisor_size_json(const struct supervisor *supervisor)
                               [BOUND_CGROUP] = view.room.cgroup.file,
                               [BOUND_SHM] = "/dev/shm",
                               [BOUND_EXPERTS] = "experts"};
+    if (view.refused == sizing->target && view.standing < sizing->target)
+        json_object_set_new(size, "refused", json_true());
     json_object_set_new(size, "cap", json_integer((json_int_t)cap));
     json_object_set_new(size, "cap_by", json_string(by[bound]));
     json_object_set_new(size, "free", json_integer((json_int_t)room_available(&view.room)));
@@ -199,6 +212,7 @@ json_t *supervisor_answer_pool(struct supervisor *supervisor, const json_t *requ
     }
     json_t *pool = supervisor_pool_json(supervisor);
     json_object_set_new(pool, "held", supervisor_holds_json(supervisor));
+    json_object_set_new(pool, "held_now", json_integer(atomic_load(&supervisor->control->iod.held)));
     json_object_set_new(pool, "hottest", hottest_json(supervisor));
     return json_pack("{s:b, s:o}", "ok", 1, "pool", pool);
 }

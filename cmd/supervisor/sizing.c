@@ -1,5 +1,6 @@
 #include "cmd/supervisor/sizing.h"
 
+#include "proto/bytes_text.h"
 #include "proto/parse.h"
 
 #include <errno.h>
@@ -98,14 +99,14 @@ static int check_room(const struct sizing *sizing, const struct sizing_view *vie
         return 0;
     if (bytes - pool > view->room.shm_free)
         return error_set(ret_error, ENOSPC,
-                         "a pool of %" PRIu64 " bytes needs %" PRIu64 " more and /dev/shm has %" PRIu64
-                         " free: choose a smaller --size, or enlarge it (mount -o remount,size=SIZE /dev/shm)",
-                         bytes, bytes - pool, view->room.shm_free);
+                         "a pool of %s needs %s more and /dev/shm has %s free: choose a smaller --size, or enlarge it "
+                         "(mount -o remount,size=SIZE /dev/shm)",
+                         bytes_text(bytes).text, bytes_text(bytes - pool).text, bytes_text(view->room.shm_free).text);
     if (bytes - pool > available)
         return error_set(ret_error, ENOMEM,
-                         "a pool of %" PRIu64 " bytes needs %" PRIu64 " more and memory has %" PRIu64
-                         " free: choose a smaller --size, or raise the memory limit of this control group",
-                         bytes, bytes - pool, available);
+                         "a pool of %s needs %s more and memory has %s free: choose a smaller --size, or raise the "
+                         "memory limit of this control group",
+                         bytes_text(bytes).text, bytes_text(bytes - pool).text, bytes_text(available).text);
     return 0;
 }
 
@@ -132,9 +133,10 @@ int sizing_set(struct sizing *sizing, const struct sizing_view *view, const char
     uint64_t slots = bytes / sizing->slot_bytes;
     if (slots < sizing->top_k)
         return error_set(ret_error, EINVAL,
-                         "size=%.40s holds %" PRIu64 " experts of %" PRIu64
-                         " bytes, and a layer needs %u at once: give it at least %" PRIu64 " bytes",
-                         text, slots, sizing->slot_bytes, sizing->top_k, sizing->top_k * sizing->slot_bytes);
+                         "size=%.40s holds %" PRIu64
+                         " expert%s of %s, and a layer needs %u at once: give it at least %s (--size %" PRIu64 ")",
+                         text, slots, slots == 1 ? "" : "s", bytes_text(sizing->slot_bytes).text, sizing->top_k,
+                         bytes_text(sizing->top_k * sizing->slot_bytes).text, sizing->top_k * sizing->slot_bytes);
     slots = slots < sizing->most ? slots : sizing->most;
     status = check_room(sizing, view, slots, ret_error);
     if (status)

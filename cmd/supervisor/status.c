@@ -100,6 +100,20 @@ static json_t *lookahead_json(const struct supervisor *supervisor)
     return lookahead;
 }
 
+/* What is remembered of the use of experts, and why it is less than the setting says. */
+static json_t *learning_json(const struct supervisor *supervisor)
+{
+    static const char *const names[] = {[LEARNING_OFF] = "off", [LEARNING_READ] = "read", [LEARNING_ON] = "on"};
+    uint32_t done = atomic_load(&supervisor->control->iod.learning);
+    uint32_t refused = atomic_load(&supervisor->control->iod.learning_refused);
+    json_t *learning = json_pack("{s:s}", "state", done <= LEARNING_ON ? names[done] : "unknown");
+    if (refused)
+        json_object_set_new(
+            learning, "why",
+            json_string(refused == EBUSY ? "another instance of this model writes it" : strerror((int)refused)));
+    return learning;
+}
+
 json_t *supervisor_pool_json(const struct supervisor *supervisor)
 {
     const struct control *control = supervisor->control;
@@ -113,12 +127,12 @@ json_t *supervisor_pool_json(const struct supervisor *supervisor)
         pinned += slot_pins_of(word) != 0;
     }
     json_t *size = supervisor_size_json(supervisor);
-    json_t *use = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "filled", (json_int_t)filled, "loading",
-                            (json_int_t)loading, "pinned", (json_int_t)pinned, "experts",
+    json_t *use = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "filled", (json_int_t)filled,
+                            "loading", (json_int_t)loading, "pinned", (json_int_t)pinned, "experts",
                             (json_int_t)supervisor->plan.pool.moe_layers * supervisor->plan.pool.experts, "hits",
                             (json_int_t)hits, "misses", (json_int_t)misses, "evictions",
                             (json_int_t)atomic_load(&control->iod.evictions), "layers", layers_json(supervisor),
-                            "lookahead", lookahead_json(supervisor));
+                            "lookahead", lookahead_json(supervisor), "learning", learning_json(supervisor));
     json_object_update_missing(size, use);
     json_decref(use);
     return size;
@@ -170,10 +184,13 @@ static json_t *copies_json(const struct supervisor *supervisor)
     json_t *copies = json_array();
     for (uint32_t c = 0; c < MAX_COPIES; c++) {
         const char *path = c == 0 ? facts->container : facts->mirror;
-        uint32_t state = atomic_load(&supervisor->control->iod.copies[c]);
+        const struct copy_line *copy = &supervisor->control->iod.copies[c];
+        uint32_t state = atomic_load(&copy->state);
         if (path[0])
-            json_array_append_new(copies, json_pack("{s:s, s:s}", "path", path, "state",
-                                                    state <= COPY_DROPPED ? states[state] : "unknown"));
+            json_array_append_new(copies, json_pack("{s:s, s:s, s:I, s:I}", "path", path, "state",
+                                                    state <= COPY_DROPPED ? states[state] : "unknown", "read_failures",
+                                                    (json_int_t)atomic_load(&copy->read_failures), "wrong_checksums",
+                                                    (json_int_t)atomic_load(&copy->wrong_checksums)));
     }
     return copies;
 }
@@ -220,6 +237,9 @@ static json_t *disk_json(const struct supervisor *supervisor)
         (double)atomic_load(&iod->busy_ns) / 1e9, "retries", (json_int_t)atomic_load(&iod->retries), "verified_bytes",
         (json_int_t)atomic_load(&iod->verified_bytes), "registered_bytes",
         (json_int_t)atomic_load(&iod->registered_bytes), "copies", copies_json(supervisor), "drives", drives_json(iod));
+    uint32_t refused = atomic_load(&iod->registering_refused);
+    if (refused)
+        json_object_set_new(more, "registering_refused", json_string(strerror((int)refused)));
     json_object_update_missing(disk, more);
     json_decref(more);
     return disk;

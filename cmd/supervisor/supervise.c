@@ -61,7 +61,10 @@ static int create_segment(const struct supervisor *supervisor, const char *part,
                           struct error *ret_error)
 {
     struct segment segment;
-    struct segment_options options = {.kind = kind, .node = -1, .populate_threads = bytes > (64u << 20) ? 4 : 1};
+    struct segment_options options = {.kind = kind,
+                                      .node = -1,
+                                      .hugepages = supervisor->plan.facts.hugepages,
+                                      .populate_threads = bytes > (64u << 20) ? 4 : 1};
     int status = segment_create(supervisor->instance->name, part, bytes, &options, &segment, ret_error);
     if (!status)
         segment_detach(&segment);
@@ -178,6 +181,7 @@ static void stop_next(struct supervisor *supervisor)
 static void stop_all(struct supervisor *supervisor)
 {
     supervisor->stopping = true;
+    atomic_store(&supervisor->control->stopping, 1); /* first: the front tells its clients why */
     raise_epoch(supervisor);
     stop_next(supervisor);
 }

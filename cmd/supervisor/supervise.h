@@ -30,9 +30,12 @@ struct supervisor {
     struct control *control;
     struct pool pool; /* the table only */
     struct sizing sizing;
-    int pressure_fd; /* of pressure_open(), -1: none */
-    bool pressure;   /* it has spoken */
-    int64_t look_ms; /* when to look at the free memory again */
+    uint32_t size_before;    /* the last change of sizing.target: from so many slots ... */
+    int64_t size_changed_ms; /* ... when; 0: there was none ... */
+    char size_why[128];      /* ... and why */
+    int pressure_fd;         /* of pressure_open(), -1: none */
+    bool pressure;           /* it has spoken */
+    int64_t look_ms;         /* when to look at the free memory again */
     struct channel *socket;
     int signal_fd, doorbell_fd, wake_fd;
     uint32_t child_count;

@@ -125,7 +125,9 @@ static int not_good(const struct verify_command *command, const struct verify_re
     uint32_t changed = command->changed_files;
     if (!changed)
         return usage_failed(
-            "verify", "%s: %u expert%s and %u dense tensor%s are damaged: fetch their files again or convert again",
+            "verify",
+            "%s: %u expert%s and %u dense tensor%s are damaged: "
+            "fetch their files again, or remove them and run `calypte convert SRC DST` again (only they are made anew)",
             path, command->damaged_experts, plural(command->damaged_experts), command->damaged_tensors,
             plural(command->damaged_tensors));
     if (!result->damaged_parts)
@@ -136,6 +138,38 @@ static int not_good(const struct verify_command *command, const struct verify_re
                         "it again when nothing writes there",
                         path, command->damaged_experts, plural(command->damaged_experts), command->damaged_tensors,
                         plural(command->damaged_tensors), changed, plural(changed));
+}
+
+/* A file that cannot even be opened as what the manifest says. */
+static void refuse(void *context, const char *name, int status, const struct error *why)
+{
+    struct verify_command *command = context;
+    (void)status;
+    if (!command->json) {
+        puts(why->text);
+        return;
+    }
+    char path[sizeof why->text];
+    int length = snprintf(path, sizeof path, "%s/%s", command->arguments.operands[0], name);
+    bool prefixed = length < (int)sizeof path && !strncmp(why->text, path, (size_t)length) && why->text[length] == ':';
+    json_array_append_new(command->damage, json_pack("{s:s, s:s}", "file", path, "reason",
+                                                     prefixed ? why->text + length + 2 : why->text));
+}
+
+/* After the last of them: the contents of the others are not looked at, because a remedy is the next thing to do. */
+static int refused(struct verify_command *command, unsigned count)
+{
+    const char *path = command->arguments.operands[0];
+    if (command->json) {
+        json_auto_t *object = json_pack("{s:s, s:O}", "path", path, "damaged", command->damage);
+        json_dumpf(object, stdout, JSON_INDENT(1));
+        putchar('\n');
+    }
+    return usage_failed("verify",
+                        "%s: %u of its files %s missing or damaged, and nothing was read of the others: mend %s as %s "
+                        "says, then verify again",
+                        path, count, count == 1 ? "is" : "are", count == 1 ? "it" : "them",
+                        count == 1 ? "its line" : "the line of each");
 }
 
 static void print_json(const struct verify_command *command, const struct verify_result *result, double seconds)
@@ -201,8 +235,10 @@ static int run(struct verify_command *command)
         .damage = damage,
         .note = note,
     };
-    if (container_open(command->arguments.operands[0], &command->container, &error) < 0 ||
-        extents_make(command->container, &command->extents, &error) < 0 ||
+    int status = container_inspect(command->arguments.operands[0], refuse, command, &command->container, &error);
+    if (status > 0)
+        return refused(command, (unsigned)status);
+    if (status < 0 || extents_make(command->container, &command->extents, &error) < 0 ||
         place_open(&command->extents, command->arguments.values[FLAG_RESTART] != NULL, &command->place,
                    &command->bytes_before, &error) < 0)
         return usage_failed("verify", "%s", error.text);
@@ -210,7 +246,7 @@ static int run(struct verify_command *command)
         fprintf(stderr, "calypte verify: %s: goes on at %.1f %%; --restart begins anew\n", command->container->path,
                 100.0 * (double)command->bytes_before / (double)command->extents.bytes);
     bar_begin("verify", (double)command->bytes_before, &command->bar);
-    int status = verify_run(&command->place, &options, &result, &error);
+    status = verify_run(&command->place, &options, &result, &error);
     bar_clear(&command->bar);
     if (status == -EINTR)
         return interrupted(command, &result);

@@ -107,9 +107,8 @@ static const char *reason_text(int code)
 
 void extents_describe(const struct extent_file *file, const struct part *part, int code, char *ret_text, size_t size)
 {
-    const char *remedy = code == EBADMSG || code == ENODATA
-                             ? "fetch this file again or convert again"
-                             : "check the drive (dmesg), then fetch this file again or convert again";
+    const char *remedy =
+        code == EBADMSG || code == ENODATA ? CONTAINER_REPLACE : "check the drive (dmesg), then " CONTAINER_REPLACE;
     if (file->experts)
         snprintf(ret_text, size, "%s: expert %u of layer %u, slice %u: %s: %s", file->header->path,
                  part->index / EXPERT_SLICES, file->experts->layer, part->index % EXPERT_SLICES, reason_text(code),

@@ -17,7 +17,8 @@ trap 'calypte down -n $name >/dev/null 2>&1 || true; rm -rf "$CALYPTE_RUNTIME_DI
 
 status() { calypte status -n $name --json | jq "$1"; }
 up() { calypte up "$folder/start" -n $name --pool "$1" --context 512 >/dev/null; }
-drive() { calypte iobench "$folder/start" --block 2M --depth 32M --runs 3 --json | jq '.daemon.gbps'; }
+drive() { calypte iobench "$folder/start" --memory pool --block 2M --depth 32M --runs 1 --seconds 2 --json | jq .daemon.gbps; }
+mean() { awk "BEGIN { print ($1 + $2) / 2 }"; } # of the drive before and after
 beside() { awk -v what="$1" -v gb="$2" -v s="$3" -v drive="$4" 'BEGIN { printf "%s: %.2f GB in %.2f s, %.2f GB/s; iobench %.2f GB/s: %.0f %%\n", what, gb, s, gb / s, drive, gb / s * 100 / drive }'; }
 
 touch_memory() { head -c 20G /dev/zero >/dev/shm/bench-start; rm /dev/shm/bench-start; }
@@ -28,27 +29,31 @@ start() {
     up 400M
     line=$(sed -n 's/.*dense weights: \([0-9.]*\) GB in \([0-9.]*\) s.*/\1 \2/p' "$CALYPTE_RUNTIME_DIR/$name/calypte-iod.log")
     ms=$(sed -n 's/.*calypte-iod is ready after \([0-9]*\) ms/\1/p' "$CALYPTE_RUNTIME_DIR/$name/supervisor.log")
-    beside "dense weights$2, iod ready after $ms ms" "${line% *}" "${line#* }" "$limit"
     calypte down -n $name
+    beside "dense weights$2, iod ready after $ms ms" "${line% *}" "${line#* }" "$(mean "$limit" "$(drive)")"
 }
 start : ", memory not touched before"
 start touch_memory ""
 start touch_memory ""
 start touch_memory ""
 
-# Even tokens use nearly all experts of the one MoE layer; the next start loads them. Counted is from the first look to the last at which some
-# were still to come.
+# Even tokens use nearly all experts of the one MoE layer; the next start loads them: while the rest of the pool gets its memory, and after that.
+# Counted are the looks at which some still wait.
 up 5200M
 calypte bench decode "$folder/start" --context 32 --tokens 400 --runs 1 --pool 5200M --zipf 0.1 >/dev/null
 calypte down -n $name
 limit=$(drive)
 touch_memory
 up 5200M
-look() { echo "$(date +%s.%N) $(status .disk.bytes)"; }
-first=$(look) last=$first before=$first
-while now=$(look) && [ "${now#* }" != "${last#* }" ]; do
-    before=$last
-    last=$now
-done
+look() { calypte status -n $name --json | jq -r '"\(now) \(.disk.bytes) \(.pool.standing == .pool.slots) \(.disk.queues.warmups)"'; }
+while line=$(look) && [ "${line##* }" != 0 ]; do
+    echo "$line"
+    sleep 0.05
+done >"$CALYPTE_RUNTIME_DIR/looks"
 calypte down -n $name
-echo "$first $before" | { read -r from had to has; beside warm-up "$(awk "BEGIN { print ($has - $had) / 1e9 }")" "$(awk "BEGIN { print $to - $from }")" "$limit"; }
+limit=$(mean "$limit" "$(drive)")
+for part in false true; do
+    awk -v part=$part '$3 == part { if (!n++) { t = $1; b = $2 } T = $1; B = $2 } END { if (n > 1) print (B - b) / 1e9, T - t }' "$CALYPTE_RUNTIME_DIR/looks" | while read -r gb seconds; do
+        beside "warm-up, the whole pool stands: $part" "$gb" "$seconds" "$limit"
+    done
+done

@@ -26,14 +26,30 @@ done
 calypte cachesim "$SCRATCH/abc" | grep -q '^the traced pool of 2 slots: 5 misses' || fail "no line of the traced pool"
 [ "$(gzip -c "$SCRATCH/abc" | zcat | calypte cachesim /dev/stdin --json | jq .uses)" = 6 ] || fail "not from a pipe"
 
+note "a pool that was resized is not compared; bytes beside percent; layers by the model's own numbers"
+{
+    echo '{"trace":2,"model":"0123456789abcdef","layers":1,"experts":4,"slots":2,"layer_numbers":[3],"expert_bytes":65536}'
+    sed -n 2,4p "$SCRATCH/abc"
+    echo '{"slots":160}'
+    sed -n 5,7p "$SCRATCH/abc"
+} >"$SCRATCH/resized"
+calypte cachesim "$SCRATCH/resized" --sizes 100,128K >"$SCRATCH/resized.out"
+grep -q 'resized while this was traced (2 to 160 slots): not compared' "$SCRATCH/resized.out" || fail "$(cat "$SCRATCH/resized.out")"
+grep -Eq '^ *66.67 % +2 +128.0 KiB ' "$SCRATCH/resized.out" || fail "$(cat "$SCRATCH/resized.out")"
+calypte cachesim "$SCRATCH/resized" --sizes 128K --json >"$SCRATCH/resized.json"
+[ "$(json "$SCRATCH/resized.json" '"\(.sizes[0].slots) \(.sizes[0].pool_bytes) \(.traced.resized) \(.traced.lfru_misses)"')" = "2 131072 true null" ] || fail "$(cat "$SCRATCH/resized.json")"
+expect_line 1 'give --sizes in percent' calypte cachesim "$SCRATCH/abc" --sizes 128K
+calypte cachesim "$SCRATCH/abc" | grep -q memory && fail "memory of experts of unknown size"
+expect_line 1 'a pool of 0 slots is too small, a layer uses 1 at once: from 33.34 %' calypte cachesim "$SCRATCH/abc" --sizes 100,1
+
 note "what a layer found is in use while its first misses begin to be read"
 {
     echo '{"trace":1,"model":"0123456789abcdef","layers":1,"experts":4,"slots":2}'
     # In two slots B goes for C, however warm it is: A is in use. In one, each goes for the next as soon as it has been used.
-    echo '{"step":0,"layer":0,"rows":[[0,0,0],[1,0,0]]}'
+    echo '{"step":0,"layer":0,"rows":[[0,0,0],[1,1,0]]}'
     echo '{"step":1,"layer":0,"rows":[[1,0,0]]}'
     echo '{"step":2,"layer":0,"rows":[[1,0,0]]}'
-    echo '{"step":3,"layer":0,"rows":[[0,0,1],[2,0,0]]}'
+    echo '{"step":3,"layer":0,"rows":[[0,0,1],[2,1,0]]}'
     echo '{"step":4,"layer":0,"rows":[[0,0,1]]}'
 } >"$SCRATCH/held"
 calypte cachesim "$SCRATCH/held" --sizes 34,67 --json >"$SCRATCH/held.json"
@@ -54,6 +70,11 @@ for kind in zipf scan; do
     jq -e '[.sizes[].hit_rate | .LFRU > .LRU and .LFRU > .LFU and .LFRU > .["LFU a layer"] and .LFRU <= .Belady] | all' \
         "$SCRATCH/$kind.json" >/dev/null || fail "$kind: $(calypte cachesim "$SCRATCH/$kind")"
 done
+
+note "fewer slots than layers: a share of the slots is never more than there is, and no policy has more hits than Belady"
+calypte cachesim "$SCRATCH/zipf" --sizes 0.5,0.7,1 --json >"$SCRATCH/few.json"
+jq -e '[.sizes[] | .hit_rate.Belady as $most | .slots >= 8 and all(.hit_rate[]; . <= $most)] | all' "$SCRATCH/few.json" >/dev/null ||
+    fail "$(cat "$SCRATCH/few.json")"
 
 # compare_run POOL PREFETCH: traces a run from its first step. Its misses are those that `status` counts, and no more than the policy's own
 # count on this trace: LFRU from an empty pool of as many slots, as many reads at a time as iod has of such small blobs. Half a percent is
@@ -92,9 +113,12 @@ note "a picture"
 if command -v gnuplot >/dev/null; then
     calypte cachesim "$SCRATCH/zipf" --plot "$SCRATCH/it's.png" >/dev/null
     [ "$(head -c 4 "$SCRATCH/it's.png" | tail -c 3)" = PNG ] || fail "no PNG"
-    expect_line 1 '/dev/full: cannot write: No space left' calypte cachesim "$SCRATCH/abc" --plot /dev/full
+    ln -s /dev/full "$SCRATCH/full.png"
+    expect_line 1 'full.png: cannot write: No space left' calypte cachesim "$SCRATCH/abc" --plot "$SCRATCH/full.png"
     expect_line 1 'none/x.png: cannot write' calypte cachesim "$SCRATCH/abc" --plot "$SCRATCH/none/x.png"
 fi
+expect_line 2 'must end in .png' calypte cachesim "$SCRATCH/abc" --plot "$SCRATCH/p.pdf"
+[ ! -e "$SCRATCH/p.pdf" ] || fail "a picture under a wrong name"
 mkdir "$SCRATCH/empty"
 expect_line 1 'gnuplot-nox' env PATH="$SCRATCH/empty" "$CALYPTE_BIN/calypte" cachesim "$SCRATCH/abc" --plot "$SCRATCH/x.png"
 

@@ -169,6 +169,116 @@ test_foreign_folders() {
     note "foreign and empty folders"
 }
 
+# files FOLDER: each file of it as name, inode and time of change of contents.
+files() { (cd "$1" && stat -c '%n %i %y' *); }
+
+# expect_remade FOLDER NAMES...: since $SCRATCH/files-before these files of it have become others, and no more.
+expect_remade() {
+    folder=$1
+    shift
+    files "$folder" | diff "$SCRATCH/files-before" - | sed -n 's/^> \([^ ]*\) .*/\1/p' >"$SCRATCH/remade"
+    [ "$(echo $(cat "$SCRATCH/remade"))" = "$*" ] || fail "remade in $folder: $(echo $(cat "$SCRATCH/remade")), and not: $*"
+}
+
+# Files of a container that are missing, cut short or damaged: convert makes them anew, and only them.
+test_mend() {
+    cp -a "$SCRATCH/reference" "$SCRATCH/mend"
+    files "$SCRATCH/mend" >"$SCRATCH/files-before"
+    hurt=$SCRATCH/mend/experts-0-00002.safetensors
+    head -c 16 "$SCRATCH/mend/tokenizer.json" | dd of="$hurt" bs=1 seek=100000 conv=notrunc 2>/dev/null
+    calypte convert "$SOURCE" "$SCRATCH/mend" 2>&1 | grep -q 'nothing to do' || fail "convert read the contents"
+    calypte verify "$SCRATCH/mend" >"$SCRATCH/lines" 2>/dev/null && fail "not damaged"
+    grep -q "^$hurt: .*remove it and run .calypte convert SRC DST. again (only this file is made anew)" "$SCRATCH/lines" || fail "$(cat "$SCRATCH/lines")"
+    rm "$hurt"
+    calypte convert "$SOURCE" "$SCRATCH/mend" 2>"$SCRATCH/stderr" || fail "$(cat "$SCRATCH/stderr")"
+    grep -q 'experts-0-00002.safetensors: missing or damaged, made anew' "$SCRATCH/stderr" || fail "$(cat "$SCRATCH/stderr")"
+    expect_remade "$SCRATCH/mend" experts-0-00002.safetensors
+    expect_same "$SCRATCH/reference" "$SCRATCH/mend"
+    calypte verify "$SCRATCH/mend" >/dev/null || fail "not good"
+
+    # What opening finds needs no removing; killed, it goes on.
+    files "$SCRATCH/mend" >"$SCRATCH/files-before"
+    tries=0
+    for seconds in 0.01 0.03 0.05 0.08 10; do
+        rm -f "$SCRATCH/mend/dense-00001.safetensors" "$SCRATCH/mend/tokenizer.json"
+        truncate -s -4096 "$SCRATCH/mend/experts-0-00001.safetensors"
+        printf X | dd of="$hurt" bs=1 seek=20 conv=notrunc 2>/dev/null
+        timeout -s KILL $seconds calypte convert --jobs 1 "$SOURCE" "$SCRATCH/mend" 2>/dev/null || tries=$((tries + 1))
+    done
+    [ $tries -gt 0 ] || fail "never killed"
+    calypte convert "$SOURCE" "$SCRATCH/mend" 2>/dev/null || fail "does not go on"
+    expect_remade "$SCRATCH/mend" dense-00001.safetensors experts-0-00001.safetensors experts-0-00002.safetensors tokenizer.json
+    expect_same "$SCRATCH/reference" "$SCRATCH/mend"
+
+    # Bytes that the fingerprint does not sample: another checkpoint must not get into the container.
+    cp -a "$SOURCE" "$SCRATCH/other"
+    shard=$SCRATCH/other/model-00002-of-00003.safetensors
+    dd if=/dev/zero of="$shard" bs=1 seek=$(($(stat -c %s "$shard") / 2 + 150000)) count=65536 conv=notrunc 2>/dev/null
+    rm "$SCRATCH"/mend/*.safetensors
+    calypte convert "$SCRATCH/other" "$SCRATCH/mend" 2>"$SCRATCH/stderr" && fail "took another checkpoint's weights"
+    tail -n 1 "$SCRATCH/stderr" | grep -q 'would not become what calypte.json .* is no longer what that container was made of' || fail "$(cat "$SCRATCH/stderr")"
+    [ -z "$(find "$SCRATCH/mend" -name '*.part')" ] || fail "a temporary file is left"
+    calypte convert "$SOURCE" "$SCRATCH/mend" 2>/dev/null || fail "does not go on"
+    expect_same "$SCRATCH/reference" "$SCRATCH/mend"
+
+    rm "$SCRATCH/mend/calypte.json"
+    expect_line 1 "mend: holds a container's files, but no calypte.json .*fetch this file again, or remove the folder and convert" calypte convert "$SOURCE" "$SCRATCH/mend"
+    expect_line 1 'holds no calypte.json, .*: fetch this file again, or remove the folder and convert' calypte verify "$SCRATCH/mend"
+    rm -rf "$SCRATCH/mend" "$SCRATCH/other"
+    note "mended: only what was missing or damaged, the same bytes"
+}
+
+# The same of one stripe: the files of the others stay; a link that leads nowhere is a drive that is away.
+test_mend_stripe() {
+    stripe="--stripe $SCRATCH/mend-1"
+    calypte convert $stripe "$SOURCE" "$SCRATCH/mend" 2>"$SCRATCH/stderr"
+    [ "$(grep -c "mend and .*mend-1 are on the same drive: striping gains nothing" "$SCRATCH/stderr")" -eq 1 ] || fail "$(cat "$SCRATCH/stderr")"
+    sums "$SCRATCH/mend-1" >"$SCRATCH/sums-stripe"
+    file=experts-1-00002.safetensors
+    files "$SCRATCH/mend" >"$SCRATCH/files-before"
+    mv "$SCRATCH/mend-1/$file" "$SCRATCH/away"
+    expect_line 1 "$file: a link to .*mount its drive, or mend the link, or remove it" calypte convert $stripe "$SOURCE" "$SCRATCH/mend"
+    rm "$SCRATCH/mend/$file"
+    mkdir "$SCRATCH/foreign-1"
+    echo "of somebody else" >"$SCRATCH/foreign-1/$file"
+    expect_line 1 'foreign-1: holds something, and no link experts-1-' calypte convert --stripe "$SCRATCH/foreign-1" "$SOURCE" "$SCRATCH/mend"
+    [ "$(cat "$SCRATCH/foreign-1/$file")" = "of somebody else" ] || fail "written over"
+    for damage in missing short; do
+        [ $damage = missing ] || truncate -s 100 "$SCRATCH/mend-1/$file"
+        calypte convert $stripe "$SOURCE" "$SCRATCH/mend" 2>/dev/null || fail "$damage: not mended"
+        sums "$SCRATCH/mend-1" | cmp - "$SCRATCH/sums-stripe" || fail "$damage: other bytes"
+        expect_remade "$SCRATCH/mend" $file
+        calypte verify "$SCRATCH/mend" >/dev/null || fail "$damage: not good"
+    done
+    rm -rf "$SCRATCH/mend" "$SCRATCH/mend-1" "$SCRATCH/foreign-1" "$SCRATCH/away"
+    note "mended in one stripe"
+}
+
+# A file that this user may not read is not a damaged one.
+test_permissions() {
+    cp -r "$SCRATCH/reference" "$SCRATCH/closed"
+    other=
+    if [ "$(id -u)" -eq 0 ]; then
+        other="setpriv --reuid=65534 --regid=65534 --clear-groups"
+        chmod 755 "$SCRATCH"
+        chmod -R a+rX "$SCRATCH/closed"
+        if ! $other test -x "$CALYPTE_BIN/calypte"; then
+            note "skipped: another user cannot run the programs"
+            return 0
+        fi
+    fi
+    for file in dense-00001.safetensors experts-0-00001.safetensors calypte.json; do
+        chmod 000 "$SCRATCH/closed/$file"
+        expect_line 1 "$file: Permission denied; let this user read it" $other env HOME=/nowhere calypte info "$SCRATCH/closed"
+        grep -Eq 'convert|fetch' "$SCRATCH/stderr" && fail "the wrong remedy: $(cat "$SCRATCH/stderr")"
+        chmod 644 "$SCRATCH/closed/$file"
+    done
+    chmod 000 "$SCRATCH/closed/tokenizer.json"
+    expect_line 1 "tokenizer.json: Permission denied; let this user read it" $other calypte tokenize "$SCRATCH/closed" Bird
+    rm -rf "$SCRATCH/closed"
+    note "permissions"
+}
+
 test_damaged_source() {
     mkdir "$SCRATCH/source"
     cp -r "$SOURCE/." "$SCRATCH/source"
@@ -176,7 +286,9 @@ test_damaged_source() {
     expect_line 1 'model-00002-of-00003.safetensors: tensor .* truncated, fetch it again' calypte convert "$SCRATCH/source" "$SCRATCH/out"
     rm "$SCRATCH/source/model-00002-of-00003.safetensors"
     expect_line 1 'model-00002-of-00003.safetensors: No such file' calypte convert "$SCRATCH/source" "$SCRATCH/out"
-    expect_line 1 'config.json: No such file' calypte convert "$SCRATCH" "$SCRATCH/out"
+    expect_line 1 'holds no config.json: not a Hugging Face checkpoint' calypte convert "$SCRATCH" "$SCRATCH/out"
+    expect_line 1 'nowhere: No such file or directory; give the folder of a Hugging Face checkpoint' calypte convert "$SCRATCH/nowhere" "$SCRATCH/out"
+    expect_line 1 'reference: is a Calypte container already; give' calypte convert "$SCRATCH/reference" "$SCRATCH/out"
     [ ! -e "$SCRATCH/out" ] || fail "something was written for a checkpoint that cannot be read"
     note "damaged sources"
 }
@@ -208,6 +320,9 @@ test_twice
 test_full_disk
 test_stripes
 test_foreign_folders
+test_mend
+test_mend_stripe
+test_permissions
 test_damaged_source
 test_usage
 sums "$SOURCE" >"$SCRATCH/source-after"

@@ -27,10 +27,10 @@ same() {
     [ "$logits" = "$reference" ] || fail "other logits"
 }
 
-# up MODEL FLAGS...: nothing is said
+# up MODEL FLAGS...: nothing is said, but that there is one drive where /tmp and /dev/shm are one
 up() {
     calypte up "$@" -n "$NAME" "$POOL" >/dev/null 2>"$SCRATCH/said"
-    [ ! -s "$SCRATCH/said" ] || fail "up says: $(cat "$SCRATCH/said")"
+    ! grep -v 'has files of both copies' "$SCRATCH/said" >/dev/null || fail "up says: $(cat "$SCRATCH/said")"
 }
 
 disk() { calypte status -n "$NAME" --json | jq -r ".disk.$1"; }
@@ -43,6 +43,7 @@ dropped() {
     [ "$(said 'this copy is read no more')" = 1 ] || fail "not one line about the copy"
     [ "$(said "$2.*this copy is read no more")" = 1 ] || fail "the line does not say: $2"
     [ "$(disk failures)" = 0 ] || fail "$(disk failures) experts failed"
+    [ "$(disk 'copies[] | select(.state == "dropped") | .read_failures')" -gt 0 ] || fail "no read of it has failed"
 }
 
 reference=$(sum "$CALYPTE_MODEL" "$POOL")
@@ -72,7 +73,7 @@ if [ "$(stat -c %d "$OTHER")" != "$(stat -c %d "$SCRATCH")" ]; then
 fi
 [ "$(json "$SCRATCH/status" '.disk.bytes - ([.disk.drives[].bytes] | add)')" = 0 ] ||
     fail "bytes: $(json "$SCRATCH/status" .disk)"
-calypte status -n "$NAME" | grep -q "^copy 2 .*$SCRATCH/plain: used" || fail "status does not tell of the mirror"
+calypte status -n "$NAME" | grep -q "^copy 2 .*$SCRATCH/plain: used, read failures 0, wrong checksums 0" || fail "status does not tell of the mirror"
 
 note "the first copy is cut short while the instance runs"
 for file in "$OTHER"/plain/experts-*; do truncate -s 8192 "$file"; done
@@ -103,14 +104,31 @@ same "first copy alone" -n "$NAME"
 dropped "used dropped" "$OTHER/mirror/experts-0-.*truncated"
 calypte down -n "$NAME"
 
-note "a mirror of another container, and none at all"
-for mirror in "$CALYPTE_MODEL" "$OTHER/nothing" "$CALYPTE_TESTS/model"; do
-    expect_line 0 'is not used; why: ' calypte up "$SCRATCH/striped" -n "$NAME" --mirror "$mirror" "$POOL"
-    [ "$(said "mirror $mirror: .*: not used")" = 1 ] || fail "no line tells why"
+note "a mirror that is none: refused where the command line names it, else one line"
+for mirror in "$CALYPTE_MODEL" "$OTHER/nothing" "$CALYPTE_TESTS/model" "$SCRATCH/striped"; do
+    expect_line 1 "$mirror.*leave --mirror out" calypte up "$SCRATCH/striped" -n "$NAME" --mirror "$mirror" "$POOL"
+    expect_line 1 "$mirror.*leave --mirror out" calypte run "$SCRATCH/striped" --mirror "$mirror" "$POOL" hello
+    expect_nothing_left "$NAME"
+done
+expect_line 2 'mirror is given twice' calypte up "$SCRATCH/striped" -n "$NAME" --mirror /a --mirror /b
+for mirror in "$CALYPTE_MODEL" "$OTHER/nothing"; do
+    expect_line 0 'is not used; why: ' env CALYPTE_MIRROR="$mirror" calypte up "$SCRATCH/striped" -n "$NAME" "$POOL"
+    [ "$(said "mirror not used, $SCRATCH/striped is read alone: $mirror: ")" = 1 ] || fail "no line tells why"
     [ "$(states)" = "used refused" ] || fail "copies: $(states)"
     same "without it" -n "$NAME"
     calypte down -n "$NAME"
 done
+
+note "a first copy that does not open: its mirror is named"
+cp -r "$CALYPTE_MODEL" "$SCRATCH/good"
+cp -r "$CALYPTE_MODEL" "$SCRATCH/bad"
+chmod -R u+w "$SCRATCH/good" "$SCRATCH/bad"
+rm "$SCRATCH/bad"/dense-00001*
+expect_line 1 "give $SCRATCH/good as the MODEL" calypte up "$SCRATCH/bad" -n "$NAME" --mirror "$SCRATCH/good" "$POOL"
+
+note "one drive for both copies"
+expect_line 0 'has files of both copies' calypte up "$CALYPTE_MODEL" -n "$NAME" --mirror "$SCRATCH/good" "$POOL"
+calypte down -n "$NAME"
 
 # A drive that dies: a loop device whose file ends.
 loop() {

@@ -74,6 +74,8 @@ warm 40
 hits=$(status .pool.hits) misses=$(status .pool.misses)
 [ "$hits" -gt "$misses" ] || fail "$hits hits, $misses misses after a warm start"
 
+[ "$(status '.pool.learning.state')" = on ] || fail "$(status .pool.learning)"
+
 note "an answer writes nothing to disk but logs and that file"
 writes_nothing
 stop
@@ -83,9 +85,11 @@ note "a private instance, learning=read and learning=off leave the file as it is
 calypte run "$CALYPTE_MODEL" "What is a bird?" >/dev/null
 start --set learning=read
 warm 40
+[ "$(status '.pool.learning | "\(.state) \(.why)"')" = "read null" ] || fail "$(status .pool.learning)"
 ask >/dev/null
 stop
 start --set learning=off
+[ "$(status '.pool.learning | "\(.state) \(.why)"')" = "off null" ] || fail "$(status .pool.learning)"
 writes_nothing
 stop
 [ "$(content)" = "$after_two" ] || fail "the file has changed"
@@ -94,6 +98,7 @@ note "a second instance of the model reads only, and says so; what the first one
 start
 calypte up "$CALYPTE_MODEL" -n "$NAME-b" --pool 4M >/dev/null
 grep -q "another instance of this model" "$CALYPTE_RUNTIME_DIR/$NAME-b/calypte-iod.log" || fail "no line: $(cat "$CALYPTE_RUNTIME_DIR/$NAME-b/calypte-iod.log")"
+calypte status -n "$NAME-b" | grep -q '^learning  read only: another instance of this model' || fail "$(calypte status -n "$NAME-b")"
 [ "$(calypte run -n "$NAME-b" --temperature 0 "What is a river?")" = "$first" ] || fail "another answer"
 calypte down -n "$NAME-b"
 [ "$(content)" = "$after_two" ] || fail "the second instance has written"
@@ -132,6 +137,18 @@ start
 warm 1
 [ -z "$(iod_log)" ] || fail "said: $(iod_log)"
 stop
+
+note "where a folder has the new file's name, a damaged one stays as it is, and the line names the folder"
+dd if=/dev/zero of="$file" bs=1 seek=40 count=8 conv=notrunc status=none
+rm "$file.damaged"
+mkdir "$file.new"
+damaged=$(content)
+start
+[ "$(iod_log | grep -c "but not written: $file.new is not a regular file")" = 1 ] || fail "not one line: $(iod_log)"
+stop
+[ "$(content)" = "$damaged" ] || fail "the file has changed"
+[ ! -e "$file.damaged" ] || fail "set aside, without another in its place"
+rmdir "$file.new"
 
 note "where it cannot be written, one line, and the instance runs"
 : >"$SCRATCH/no-folder"

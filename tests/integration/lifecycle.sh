@@ -173,7 +173,26 @@ refusals() {
     nothing_left
     expect_line 1 "no instance $NAME is running" calypte down -n "$NAME"
     expect_line 1 "no instance $NAME is running" calypte status -n "$NAME"
-    expect_line 1 "no instance $NAME is running.*calypte up" calypte run -n "$NAME" hello
+    expect_line 1 "no instance $NAME is running: .*calypte up" calypte run -n "$NAME" hello
+
+    note "where others run they are named; a running instance has its settings"
+    up
+    expect_line 1 "no instance other is running .running: $NAME" calypte status -n other
+    expect_line 1 "no instance default is running .running: $NAME" calypte down
+    expect_line 1 "no instance default is running .running: $NAME.*calypte up" calypte run hello
+    expect_line 2 "pool=1M: settings are those of the running instance" calypte run -n "$NAME" --pool 1M hello
+    expect_line 2 "threads=1: settings are those of the running instance" calypte score -n "$NAME" --threads 1 --text /dev/null
+
+    note "down during an answer: the client reads that"
+    calypte down -n "$NAME"
+    up --pool $SMALL
+    calypte run -n "$NAME" --raw "$LONG" --max-tokens 3000 >"$SCRATCH/out" 2>"$SCRATCH/err" &
+    client=$!
+    wait_for test -s "$SCRATCH/out"
+    calypte down -n "$NAME"
+    ! wait $client || fail "the answer went on"
+    grep -q "the instance is stopping" "$SCRATCH/err" || fail "the client: $(cat "$SCRATCH/err")"
+    nothing_left
 
     note "what does not fit, or is wrong, is one line and leaves nothing"
     expect_line 1 "pool=5000 holds 0 experts.*--pool 262144" calypte up "$CALYPTE_MODEL" -n "$NAME" --pool 5000

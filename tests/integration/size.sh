@@ -69,6 +69,9 @@ sizes() {
     calypte run -n "$NAME" "What is a bird?" >/dev/null
     standing 8
     [ "$(json "$SCRATCH/pool" '[.slots, .auto, .filled] | join(" ")')" = "8 false 8" ] || fail "$(cat "$SCRATCH/pool")"
+    [ "$(json "$SCRATCH/pool" '.last_change | "\(.from) \(.to) \(.why)"')" = "160 8 asked to" ] || fail "$(cat "$SCRATCH/pool")"
+    calypte pool -n "$NAME" | grep -q '^size  *8 slots of 64.0 KiB stand (512.0 KiB), 8 are wanted' || fail "$(calypte pool -n "$NAME")"
+    calypte status -n "$NAME" | grep -q '^changed  *[0-9]* s ago to 8 slots, from 160: asked to' || fail "$(calypte status -n "$NAME")"
     calypte status -n "$NAME" | grep -q '^size  *8 of 8 slots stand, cap 160 by experts, reserve ' || fail "$(calypte status -n "$NAME")"
     pool --size auto
     standing $ALL
@@ -92,6 +95,12 @@ sizes() {
     pool "$@" # half of the pool
     [ "$(json "$SCRATCH/pool" '.held | length')" = $((ALL / 2)) ] || fail "$(cat "$SCRATCH/pool")"
     expect_line 1 "hold: 81 experts .* 160 slots at most half" calypte pool -n "$NAME" --hold 1:20
+    pool --size 512K
+    standing 8
+    calypte pool -n "$NAME" >"$SCRATCH/lines"
+    grep -q '^held  *80 asked for, 4 held now' "$SCRATCH/lines" || fail "$(cat "$SCRATCH/lines")"
+    pool
+    [ "$(json "$SCRATCH/pool" '"\(.held | length) \(.held_now)"')" = "80 4" ] || fail "$(cat "$SCRATCH/pool")"
     pool --release all
     pool --size 512K
     expect_line 1 "hold: 5 experts .* 8 slots at most half" calypte pool -n "$NAME" --hold 1:1 --hold 1:2 --hold 1:3 --hold 1:4 --hold 1:5
@@ -101,7 +110,9 @@ sizes() {
     expect_line 2 "--size foo.*64G.*auto" calypte pool -n "$NAME" --size foo
     expect_line 2 "--size 0" calypte pool -n "$NAME" --size 0
     expect_line 2 "too large.*below 8192P" calypte pool -n "$NAME" --size 18446744073709551615
-    expect_line 1 "size=100 holds 0 experts.*at least 262144 bytes" calypte pool -n "$NAME" --size 100
+    expect_line 1 "size=100 holds 0 experts of 64.0 KiB.*at least 256.0 KiB \(--size 262144\)" calypte pool -n "$NAME" --size 100
+    expect_line 1 "size=100K holds 1 expert of" calypte pool -n "$NAME" --size 100K
+    calypte pool -n "$NAME" --size 100 2>&1 | grep -q bad_request && fail "the code of the refusal is shown"
     expect_line 1 "no instance none" calypte pool -n none
     standing $ALL
     calypte down -n "$NAME"
@@ -153,7 +164,7 @@ follow_memory() {
     sleep 6
     standing 8 # not at once: memory that comes and goes does not make it swing
     standing $ALL
-    grep -q "shall have 8 slots, not $begun: 100 MiB of memory are free, 256 are to stay so" \
+    grep -q "shall have 8 slots, not $begun: 100.0 MiB of memory are free, 256.0 MiB are to stay so" \
         "$CALYPTE_RUNTIME_DIR/$NAME/supervisor.log" || fail "$(cat "$CALYPTE_RUNTIME_DIR/$NAME/supervisor.log")"
     calypte down -n "$NAME"
 }

@@ -39,7 +39,7 @@ calypte info "$SCRATCH/shaped" --json >"$SCRATCH/info.json"
 
 note "it runs: finite logits, and the router uses the experts"
 awk 'BEGIN { for (i = 0; i < 300; i++) print (i * 37 + 11) % 4000 }' >"$SCRATCH/tokens"
-calypte up "$SCRATCH/first" -n "$NAME"
+expect_line 0 "no tokenizer in the container: requests must give tokens" calypte up "$SCRATCH/first" -n "$NAME"
 calypte score -n "$NAME" --tokens "$SCRATCH/tokens" --json >"$SCRATCH/score.json"
 # Chance is ln 4096 = 8.3; random logits of unit variance cost half a nat more.
 awk -v nll="$(json "$SCRATCH/score.json" .nll)" 'BEGIN { exit !(nll > 8 && nll < 10) }' || fail "nll $(json "$SCRATCH/score.json" .nll)"
@@ -65,6 +65,11 @@ calypte info "$SCRATCH/olmoe" | grep -q '^made of  *random weights like olmoe: s
 echo text >"$SCRATCH/text"
 expect_line 1 'olmoe: the model has no tokenizer: .*--tokens' calypte run "$SCRATCH/olmoe" "What is a river?"
 expect_line 1 'olmoe: the model has no tokenizer: .*--tokens' calypte score "$SCRATCH/olmoe" --text "$SCRATCH/text"
+
+note "a tokenizer that cannot be read is there all the same"
+ln -s nowhere "$SCRATCH/olmoe/tokenizer.json"
+expect_line 1 'olmoe/tokenizer.json: No such file or directory; it is a link to nowhere' calypte run "$SCRATCH/olmoe" "What is a river?"
+rm "$SCRATCH/olmoe/tokenizer.json"
 
 note "nonsense is refused, and nothing is left of it"
 expect_line 2 '--like.*glm-9.*glm-5.2.*config.json' calypte synth "$SCRATCH/none" --like glm-9

@@ -129,7 +129,8 @@ static void hurt_once(struct simulation *sim, struct flying *flying)
 static void check_submission(struct simulation *sim, const struct flying *flying)
 {
     const struct piece *piece = (const struct piece *)(void *)flying->read;
-    uint64_t bytes = 0, reads = 0, most = piece->background ? sim->plan.in_flight / 2 : sim->plan.in_flight;
+    uint64_t bytes = 0, reads = 0,
+             most = piece->background ? sim->plan.in_flight / READER_BACKGROUND : sim->plan.in_flight;
     for (uint32_t i = 0; i < SIM_FLYING; i++) {
         if (sim->flying[i].used && sim->flying[i].ring == sim->ring && &sim->flying[i] != flying) {
             bytes += sim->flying[i].drive == flying->drive ? sim->flying[i].bytes : 0;

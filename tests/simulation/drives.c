@@ -186,7 +186,6 @@ int __wrap_copies_open(struct copies *copies, const struct facts *facts, struct 
     struct simulation *sim = the_simulation;
     sim->copies = copies;
     sim->dropped = sim->failing = sim->must_drop = sim->drops_told = sim->refusals_told = 0;
-    memset(sim->rests, 0, sizeof(sim->rests));
     for (uint32_t d = 0; d < SIM_DRIVES; d++)
         sim->drive[d].bytes = sim->drive[d].reads = 0;
     return __real_copies_open(copies, facts, control, log, ret_error);
@@ -266,33 +265,6 @@ void __wrap_copies_drop(struct copies *copies, uint32_t copy, size_t file, int s
     __real_copies_drop(copies, copy, file, status);
 }
 
-/* The reader sends the rest of such a read itself, and the drop of its copy does not reach it. */
-static bool leaves_rest(const struct flying *flying)
-{
-    const struct piece *piece = (const struct piece *)(void *)flying->read;
-    return flying->result == -EINTR || flying->result == -EAGAIN || (flying->result == -EIO && !piece->retried) ||
-           (flying->result > 0 && (uint64_t)flying->result < flying->bytes);
-}
-
-static bool was_rest(struct simulation *sim, const struct io_read *read)
-{
-    for (uint32_t i = 0; i < SIM_RESTS; i++) {
-        if (sim->rests[i] != read)
-            continue;
-        sim->rests[i] = NULL;
-        return true;
-    }
-    return false;
-}
-
-static void note_rest(struct simulation *sim, const struct io_read *read)
-{
-    uint32_t place = 0;
-    while (sim->rests[place])
-        place++;
-    sim->rests[place] = read;
-}
-
 /* The daemon is told of a read that has failed for good: twice with EIO, or with nothing at all. Behind the next turn
  * its copy must not be read, if there is another. */
 void drives_note_result(struct simulation *sim, const struct flying *flying)
@@ -301,8 +273,6 @@ void drives_note_result(struct simulation *sim, const struct flying *flying)
     uint32_t bit = 1u << flying->copy;
     sim->drive[flying->drive].reads++;
     sim->drive[flying->drive].bytes += flying->result > 0 ? (uint64_t)flying->result : 0;
-    if (leaves_rest(flying))
-        note_rest(sim, flying->read);
     if (flying->result != 0 && !(flying->result == -EIO && piece->retried))
         return;
     sim->failing |= bit;
@@ -325,7 +295,7 @@ void drives_check_read(struct simulation *sim, const struct flying *flying)
     const struct sim_plan *plan = &sim->plan;
     if (!(plan->used_copies >> flying->copy & 1))
         violated(sim, "a read of copy %u, which has not opened", flying->copy);
-    if (!was_rest(sim, flying->read) && sim->dropped >> flying->copy & 1)
+    if (sim->dropped >> flying->copy & 1)
         violated(sim, "a read of copy %u, which is dropped", flying->copy);
     if (sim->copies->drives[piece->drive] != makedev(FAKE_MAJOR, flying->drive))
         violated(sim, "a read of drive %u is counted for another", flying->drive);
@@ -347,7 +317,7 @@ void drives_check_read(struct simulation *sim, const struct flying *flying)
 static void check_states(const struct simulation *sim)
 {
     for (uint32_t c = 0; c < MAX_COPIES; c++) {
-        uint32_t state = atomic_load(&sim->control->iod.copies[c]), expected = COPY_USED;
+        uint32_t state = atomic_load(&sim->control->iod.copies[c].state), expected = COPY_USED;
         if (c == 1 && !sim->plan.mirrored)
             expected = COPY_NONE;
         else if (!(sim->plan.used_copies >> c & 1))
@@ -368,7 +338,7 @@ static void check_states(const struct simulation *sim)
 
 static uint64_t most_bytes(const struct simulation *sim, bool background)
 {
-    return background ? sim->plan.in_flight / 2 : sim->plan.in_flight;
+    return background ? sim->plan.in_flight / READER_BACKGROUND : sim->plan.in_flight;
 }
 
 /* A drive that has a piece waiting, and room for it, was not left idle; what is counted of it is what happened. */

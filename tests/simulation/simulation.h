@@ -21,8 +21,7 @@
 #define SIM_FLYING 128u /* reads under way, of living and dead daemons */
 #define SIM_STRIPES 3u  /* of the container, at most */
 #define SIM_DRIVES (SIM_STRIPES * MAX_COPIES)
-#define SIM_LANES 8u                              /* reads that a drive works on at once, at most */
-#define SIM_RESTS (2 * SIM_SLOTS * EXPERT_SLICES) /* pieces of all loads */
+#define SIM_LANES 8u /* reads that a drive works on at once, at most */
 #define SIM_FILES 64u
 #define SIM_FDS 256u
 #define SIM_NEVER UINT64_MAX
@@ -193,12 +192,11 @@ struct simulation {
     struct tally saved_tally;
     struct copies *copies;
     struct reader *reader;
-    const struct io_read *rests[SIM_RESTS]; /* reads that came back and will be sent again */
-    uint32_t dropped, failing, must_drop;   /* bit c: copy c is; has failed for good; so the next turn must drop it */
-    uint32_t drops_told, refusals_told;     /* lines in the log */
-    bool full;                              /* the method has refused a read since the last turn */
-    bool in_learning;                       /* opening or closing it */
-    void *(*writer)(void *);                /* learning's */
+    uint32_t dropped, failing, must_drop; /* bit c: copy c is; has failed for good; so the next turn must drop it */
+    uint32_t drops_told, refusals_told;   /* lines in the log */
+    bool full;                            /* the method has refused a read since the last turn */
+    bool in_learning;                     /* opening or closing it */
+    void *(*writer)(void *);              /* learning's */
     void *writer_argument;
     uint32_t to_warm, last_warmed; /* experts that the start has to queue for warming up; the last of them so far */
     uint64_t uses_at_start;

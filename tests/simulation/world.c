@@ -326,7 +326,7 @@ static void log_line(const char *line)
         return;
     trace(sim, "log     %s", line);
     sim->drops_told += strstr(line, ": this copy is read no more") != NULL;
-    sim->refusals_told += strstr(line, ": not used") != NULL;
+    sim->refusals_told += strstr(line, " not used, ") != NULL;
 }
 
 static struct loader *start_daemon(struct simulation *sim)

@@ -22,6 +22,9 @@ void plan_faults(const struct io_method *inner, uint32_t faults)
     fault_plan.faults = faults;
     fault_plan.broken_offset = fault_plan.flipped_offset = 0;
     fault_plan.broken_device = fault_plan.slow_device = 0;
+    fault_plan.dropped_state = NULL;
+    fault_plan.dropped_device = 0;
+    atomic_store(&fault_plan.dropped_reads, 0);
     atomic_store(&fault_plan.flips, 0);
     atomic_store(&fault_plan.hold_all, 0);
     atomic_store(&fault_plan.submitted, 0);
@@ -59,9 +62,18 @@ static int faulty_open(const struct io_setup *setup, void **ret_state, struct er
     return faulty->inner->open(&inner, &faulty->state, ret_error);
 }
 
+static bool stands_on(const struct io_read *read, uint64_t device)
+{
+    struct stat found;
+    return device && fstat(read->fd, &found) == 0 && found.st_dev == device;
+}
+
 static int faulty_submit(void *state, struct io_read *read)
 {
     struct faulty *faulty = state;
+    if (fault_plan.dropped_state && atomic_load(fault_plan.dropped_state) == COPY_DROPPED &&
+        stands_on(read, fault_plan.dropped_device))
+        atomic_fetch_add(&fault_plan.dropped_reads, 1);
     if ((fault_plan.faults & FAULT_REFUSE) && dice(faulty, 4) == 0) {
         faulty->refused = true;
         return -EAGAIN;
@@ -86,12 +98,6 @@ static uint64_t now_ns(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-static bool stands_on(const struct io_read *read, uint64_t device)
-{
-    struct stat found;
-    return device && fstat(read->fd, &found) == 0 && found.st_dev == device;
 }
 
 static void hurt(struct faulty *faulty, struct io_read *read)

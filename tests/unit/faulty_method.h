@@ -27,6 +27,10 @@ struct fault_plan {
     _Atomic uint32_t hold_all;       /* 1: nothing comes back */
     _Atomic uint64_t flipped_offset; /* the next `flips` reads that cover this byte of such a file bring it flipped */
     _Atomic uint32_t flips;
+    const _Atomic uint32_t
+        *dropped_state;             /* enum copy_state of a copy; NULL: none is watched. Set before the thread starts */
+    uint64_t dropped_device;        /* ... on this device */
+    _Atomic uint32_t dropped_reads; /* submitted there after it was dropped */
     _Atomic uint32_t submitted, spoiled;
     _Atomic uint64_t last_offset; /* of the read that was submitted last */
 };

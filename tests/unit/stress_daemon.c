@@ -235,8 +235,11 @@ static void open_daemon(struct daemon *self)
         status = placement_open(&self->pool, &self->config, &self->requests, &stress->control->iod, &self->placement,
                                 &error);
     self->reader.method = &io_method_pread;
-    self->buffers = (struct buffers){
-        .pool = &self->pool, .reader = &self->reader, .bytes = &stress->control->iod.registered_bytes, .log = log_line};
+    self->buffers = (struct buffers){.pool = &self->pool,
+                                     .reader = &self->reader,
+                                     .bytes = &stress->control->iod.registered_bytes,
+                                     .refusal = &stress->control->iod.registering_refused,
+                                     .log = log_line};
     if (status == 0)
         status = buffers_open(&self->buffers, &error);
     guesses_open(&self->guesses, monotonic_ns());

@@ -184,6 +184,57 @@ static void test_lengths(void **state)
     assert_opens();
 }
 
+/* What container_inspect told. */
+struct told {
+    size_t count;
+    char names[4][64];
+    int statuses[4];
+};
+
+static void tell(void *context, const char *name, int status, const struct error *why)
+{
+    struct told *told = context;
+    assert_true(told->count < 4);
+    snprintf(told->names[told->count], sizeof told->names[0], "%s", name);
+    told->statuses[told->count++] = status;
+    assert_non_null(strstr(why->text, name));
+    assert_non_null(strstr(why->text, CONTAINER_MEND));
+}
+
+/* All files that are refused are told, in the order of the manifest, and a container comes only without them. */
+static void test_inspect(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"dense-00001.safetensors", "experts-0-00002.safetensors",
+                                        "experts-0-00004.safetensors"};
+    struct container *container = NULL;
+    struct error error = {""};
+    struct told told = {0};
+    size_t bytes[3];
+    uint8_t *data[3];
+    assert_int_equal(container_inspect(folder, tell, &told, &container, &error), 0);
+    container_close(container);
+    for (size_t i = 0; i < 3; i++) {
+        _cleanup_free_ char *path = fixture_join(folder, names[i]);
+        data[i] = fixture_read(folder, names[i], &bytes[i]);
+        if (i == 1)
+            assert_int_equal(unlink(path), 0);
+        else
+            assert_int_equal(truncate(path, 4096), 0);
+    }
+    container = NULL;
+    assert_int_equal(container_inspect(folder, tell, &told, &container, &error), 3);
+    assert_null(container);
+    assert_int_equal(told.count, 3);
+    for (size_t i = 0; i < 3; i++) {
+        assert_string_equal(told.names[i], names[i]);
+        assert_int_equal(told.statuses[i], i == 1 ? -ENOENT : -EINVAL);
+        fixture_write(folder, names[i], data[i], bytes[i]);
+        free(data[i]);
+    }
+    assert_opens();
+}
+
 /* Manifests whose checksum is right but which lie: member (of the whole or of its "config"), value, words of the
  * error. */
 static const struct {
@@ -312,6 +363,7 @@ int main(void)
         cmocka_unit_test(test_flipped_header), cmocka_unit_test(test_flipped_tables),
         cmocka_unit_test(test_lengths),        cmocka_unit_test(test_lies),
         cmocka_unit_test(test_no_container),   cmocka_unit_test(test_few_reads),
+        cmocka_unit_test(test_inspect),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

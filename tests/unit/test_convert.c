@@ -472,7 +472,8 @@ static void test_indexes(void **state)
     }
     assert_true(access(destination, F_OK) < 0);
     _cleanup_free_ char *nowhere = fixture_join(scratch, "nowhere"), *empty = fixture_join(scratch, "empty");
-    assert_fails(nowhere, destination, NULL, "config.json: No such file");
+    assert_fails(nowhere, destination, NULL,
+                 "nowhere: No such file or directory; give the folder of a Hugging Face checkpoint");
     assert_int_equal(mkdir(empty, 0700), 0);
     fixture_write(empty, "config.json", "{}", 2);
     assert_fails(empty, destination, NULL, "not a Hugging Face checkpoint");

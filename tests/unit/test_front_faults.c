@@ -504,6 +504,21 @@ static void *wait_for_answer(void *context)
     return NULL;
 }
 
+/* The epoch is raised because the instance ends: nobody is told of a process that died. */
+static void test_stopping(void **state)
+{
+    struct fixture *fixture = *state;
+    struct channel *channel = fixture_dial(fixture);
+    atomic_store(&fixture->mode, WORKER_HOLDS);
+    fixture_send(channel, GENERATE);
+    fixture_wait_status(fixture, "running", 1);
+    atomic_store(&fixture->control->stopping, 1);
+    fixture_raise_epoch(fixture);
+    fixture_check_error(fixture_receive(channel), "restarted", NULL, "the instance is stopping");
+    channel_close(channel);
+    atomic_store(&fixture->mode, WORKER_GOOD);
+}
+
 /* SIGTERM: who waits is told, running or queued. */
 static void test_stopped(void **state)
 {
@@ -543,7 +558,7 @@ int main(void)
         FRONT_TEST(test_epoch),          FRONT_TEST(test_workers_at_fault),
         FRONT_TEST(test_lost_step),      FRONT_TEST(test_broken_connections),
         FRONT_TEST(test_unfetched),      FRONT_TEST(test_idle),
-        FRONT_TEST(test_stopped),
+        FRONT_TEST(test_stopping),       FRONT_TEST(test_stopped),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     nng_fini(); /* it frees closed sockets in a thread of its own, which the end of the process may overtake */

@@ -179,14 +179,15 @@ static void test_promoted_in_queue(void **state)
     stop(&bench);
 }
 
-/* A guess whose slot is LOADING while its bytes still wait: they pass those of other guesses, and beyond the half of what
- * may be in flight that guesses have. */
+/* A guess whose slot is LOADING while its bytes still wait: they pass those of other guesses, and beyond what guesses
+ * may have in flight. */
 static void test_promoted_while_loading(void **state)
 {
     (void)state;
     struct bench bench;
     start(&bench, large_path, 32);
-    const uint32_t fit = (uint32_t)(READER_IN_FLIGHT / 2 / (bench.world.pool.slice_bytes * EXPERT_SLICES));
+    const uint32_t fit =
+        (uint32_t)(READER_IN_FLIGHT / READER_BACKGROUND / (bench.world.pool.slice_bytes * EXPERT_SLICES));
     assert_true(fit < 12 && bench.world.pool.slice_bytes * EXPERT_SLICES <= PIECE_BYTES);
     atomic_store(&fault_plan.hold_all, 1);
     guess_range(&bench, 0, 12);
@@ -201,6 +202,27 @@ static void test_promoted_while_loading(void **state)
     use_expert(&bench, 0, fit, 0);
     expect_loads(&bench, 12);
     assert_int_equal(reads_of(&bench), 12);
+    stop(&bench);
+}
+
+/* A guess brings an expert while the worker asks for it; it is used and evicted before iod reads that request. Read again it
+ * would be owed to nobody, and keep a slot from what the worker still waits for. */
+static void test_used_before_asked(void **state)
+{
+    (void)state;
+    struct bench bench;
+    start(&bench, small_path, TOP_K);
+    world_ask(&bench.world, 0, 1, bench.tick);
+    expect_loads(&bench, 1);
+    use_expert(&bench, 0, 1, 0);
+    for (uint32_t e = 2; e < 2 + TOP_K; e++)
+        use_expert(&bench, 0, e, 0);
+    expect_loads(&bench, 1 + TOP_K); /* expert 1 has made room */
+    world_ask(&bench.world, 0, 1, bench.tick);
+    expect_loads(&bench, 1 + TOP_K);
+    next_layer(&bench);
+    use_expert(&bench, 0, 1, 0);
+    expect_loads(&bench, 2 + TOP_K);
     stop(&bench);
 }
 
@@ -600,6 +622,7 @@ int main(void)
         cmocka_unit_test(test_demand_overtakes),
         cmocka_unit_test(test_promoted_in_queue),
         cmocka_unit_test(test_promoted_while_loading),
+        cmocka_unit_test(test_used_before_asked),
         cmocka_unit_test(test_dropped),
         cmocka_unit_test(test_guess_waits),
         cmocka_unit_test(test_last_slots),

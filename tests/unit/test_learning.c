@@ -15,6 +15,7 @@
 #include <ftw.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -426,8 +427,10 @@ static void test_unwritable(void **state)
         lines = 0;
         learning_close(open_learning(scratch->path, false));
         assert_int_equal(lines, 1);
+        assert_non_null(strstr(said, "is not a regular file"));
         learning_close(open_learning(scratch->path, true));
         assert_int_equal(lines, 2);
+        assert_non_null(strstr(said, "is not a regular file"));
     }
 }
 
@@ -471,19 +474,46 @@ static void test_not_ours_to_write(void **state)
     }
 }
 
-/* Damaged, and it cannot be set aside: what is right in it counts, and counts once. */
+/* Damaged, and nothing can be put in its place, because a folder blocks one of the two names or the drive is full: the file
+ * stays where it is, what is right in it counts, and counts once, and the line names what failed. */
 static void test_not_set_aside(void **state)
 {
     struct scratch *scratch = *state;
     struct learning *learning = open_learning(scratch->path, false);
     note(learning, 5, 3);
     learning_close(learning);
-    char zeros[200] = {[12] = 4};
+    char zeros[200] = {[12] = 4}, new_path[160];
     append_bytes(scratch->path, zeros, sizeof zeros);
-    assert_int_equal(mkdir(scratch->aside, 0700), 0); /* a file is not renamed onto a folder */
+    snprintf(new_path, sizeof new_path, "%s.new", scratch->path);
+    const off_t damaged = bytes_of(scratch->path);
+    struct rlimit limit, full = {.rlim_cur = 50};
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    full.rlim_max = limit.rlim_max;
+    signal(SIGXFSZ, SIG_IGN);
+    for (int kind = 0; kind < 4; kind++) {
+        const char *blocked = kind == 0 ? scratch->aside : new_path;
+        if (kind < 3)
+            assert_int_equal(kind < 2 ? mkdir(blocked, 0700) : mkfifo(blocked, 0600), 0);
+        else
+            assert_int_equal(setrlimit(RLIMIT_FSIZE, &full), 0);
+        lines = 0;
+        learning = open_learning(scratch->path, false);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        assert_int_equal(lines, 1);
+        assert_non_null(strstr(said, "read as far as it is right, but not written"));
+        assert_non_null(strstr(said, blocked));
+        assert_int_equal(kind == 1 || kind == 2, strstr(said, "is not a regular file") != NULL);
+        assert_null(strstr(said, "kept"));
+        assert_true(learning_heat(learning, 5) == 3);
+        learning_close(learning);
+        assert_int_equal(bytes_of(scratch->path), damaged);
+        assert_int_equal(kind < 3 ? remove(blocked) : 0, 0);
+        assert_int_equal(access(new_path, F_OK), -1);
+        assert_int_equal(access(scratch->aside, F_OK), -1);
+    }
+    signal(SIGXFSZ, SIG_DFL);
     learning = open_learning(scratch->path, false);
-    assert_int_equal(lines, 1);
-    assert_non_null(strstr(said, "read as far as it is right, but not written"));
+    assert_int_equal(bytes_of(scratch->aside), damaged);
     assert_true(learning_heat(learning, 5) == 3);
     learning_close(learning);
 }

@@ -202,6 +202,49 @@ static void test_recent(void **state)
     lfru_close(one.lfru);
 }
 
+/* A step of two layers. `who` uses of the first: expert 2, and 0 and 1 where it says so. */
+static void pair_step(struct cache *cache, bool first, bool second, enum lfru_who who)
+{
+    for (uint32_t e = 0; e < 3; e++)
+        if (e == 2 || (e == 0 ? first : second))
+            lfru_use(cache->lfru, e, who);
+    lfru_use(cache->lfru, PER_LAYER, who);
+}
+
+/* Of two that the last step used, the one stays that comes in runs, not one used oftener but seldom twice running. */
+static void test_runs(void **state)
+{
+    (void)state;
+    open_cache(&one, EXPERTS, PER_LAYER, 2);
+    admit(&one, 0, LFRU_DECODE);
+    admit(&one, 1, LFRU_DECODE);
+    for (int step = 0; step <= 4800; step++) { /* often enough for every counter to be full */
+        pair_step(&one, step % 16 < 4, step % 3 == 0 || step % 48 == 1, LFRU_DECODE);
+        if (step < 96 || step % 48 != 0)
+            continue;
+        assert_true(lfru_heat(one.lfru, 0) < lfru_heat(one.lfru, 1));
+        assert_int_equal(lfru_victim(one.lfru, NULL, NULL), 1);
+    }
+    pair_step(&one, false, false, LFRU_DECODE);
+    assert_int_equal(lfru_victim(one.lfru, NULL, NULL), 0);
+    lfru_close(one.lfru);
+}
+
+/* After a prompt that used both, the one stays that answers begin with, before one that comes later and for longer. */
+static void test_answers_begin_alike(void **state)
+{
+    (void)state;
+    open_cache(&one, EXPERTS, PER_LAYER, 2);
+    admit(&one, 0, LFRU_DECODE);
+    admit(&one, 1, LFRU_DECODE);
+    for (int step = 0; step <= 160; step++) /* it ends with a prompt */
+        pair_step(&one, step % 8 < 2, step % 8 == 0 || (step % 8 >= 3 && step % 8 < 6),
+                  step % 8 == 0 ? LFRU_PREFILL : LFRU_DECODE);
+    assert_true(lfru_heat(one.lfru, 0) < lfru_heat(one.lfru, 1));
+    assert_int_equal(lfru_victim(one.lfru, NULL, NULL), 1);
+    lfru_close(one.lfru);
+}
+
 static void test_held_and_refused(void **state)
 {
     (void)state;
@@ -443,6 +486,8 @@ int main(void)
         cmocka_unit_test(test_constant_questions),
         cmocka_unit_test(test_turns),
         cmocka_unit_test(test_recent),
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_answers_begin_alike),
         cmocka_unit_test(test_held_and_refused),
         cmocka_unit_test(test_scan),
         cmocka_unit_test(test_drift),

@@ -72,6 +72,13 @@ static void open_world(struct world *world, uint32_t slots, const char *mirror)
     snprintf(world->control->facts.mirror, sizeof(world->control->facts.mirror), "%s", mirror);
 }
 
+/* From when that copy is dropped on, every read that is sent there is counted. */
+static void watch(const struct world *world, uint32_t copy)
+{
+    fault_plan.dropped_state = &world->control->iod.copies[copy].state;
+    fault_plan.dropped_device = device_of(copy);
+}
+
 static void start(struct iod_thread *iod, struct world *world)
 {
     if (iod_thread_start(iod, world, &faulty_method) < 0)
@@ -130,7 +137,14 @@ static void use_at_once(struct world *world)
 
 static uint32_t state_of(const struct world *world, uint32_t copy)
 {
-    return atomic_load(&world->control->iod.copies[copy]);
+    return atomic_load(&world->control->iod.copies[copy].state);
+}
+
+static void expect_counts(const struct world *world, uint32_t copy, uint64_t failures, uint64_t wrong)
+{
+    const struct copy_line *line = &world->control->iod.copies[copy];
+    assert_int_equal(line->read_failures, failures);
+    assert_int_equal(line->wrong_checksums, wrong);
 }
 
 static uint64_t bytes_of(const struct world *world, uint32_t copy)
@@ -235,6 +249,8 @@ static void test_flipped_byte(void **state)
         assert_int_equal(world.control->iod.retries, retries);
         assert_int_equal(world.control->iod.failures, 0);
         assert_true(state_of(&world, 0) == COPY_USED && state_of(&world, 1) == COPY_USED);
+        expect_counts(&world, copy, 0, 1);
+        expect_counts(&world, 1 - copy, 0, 0);
         stop(&iod, &world);
         flip(copy, EXPERT_FILE, offset);
     }
@@ -264,6 +280,8 @@ static void test_flipped_in_both(void **state)
         world_tick(&world, 0, ++world.tick);
     }
     assert_int_equal(world.control->iod.failures, 2);
+    expect_counts(&world, 0, 0, 2);
+    expect_counts(&world, 1, 0, 2);
     flip(1, EXPERT_FILE, offset);
     get_right(&world, 2);
     stop(&iod, &world);
@@ -281,6 +299,7 @@ static void test_truncated(void **state)
         plan_faults(copy ? &io_method_pread : &io_method_uring, 0);
         prefer(copy);
         open_world(&world, TOP_K, paths[1]);
+        watch(&world, copy);
         start(&iod, &world);
         free(iod_thread_log());
         file_in(copy, EXPERT_FILE, path);
@@ -297,7 +316,10 @@ static void test_truncated(void **state)
             use_at_once(&world);
         _cleanup_free_ char *log = iod_thread_log();
         check_log(log, copy, "the file is truncated: this copy is read no more");
+        expect_counts(&world, copy, 1, 0);
+        expect_counts(&world, 1 - copy, 0, 0);
         assert_int_equal(state_of(&world, copy), COPY_DROPPED);
+        assert_int_equal(fault_plan.dropped_reads, 0);
         assert_int_equal(state_of(&world, 1 - copy), COPY_USED);
         assert_int_equal(world.control->iod.failures, 0);
         stop(&iod, &world);
@@ -320,6 +342,7 @@ static void test_dead_drive(void **state)
         struct slot_ref ref;
         plan_faults(copy ? &io_method_uring : &io_method_pread, FAULT_HOLD);
         open_world(&world, EXPERTS, paths[1]);
+        watch(&world, copy);
         start(&iod, &world);
         free(iod_thread_log());
         fault_plan.broken_result = results[copy];
@@ -335,6 +358,7 @@ static void test_dead_drive(void **state)
         check_log(log, copy, "this copy is read no more");
         assert_non_null(strstr(log, strerror(-results[copy])));
         assert_int_equal(state_of(&world, copy), COPY_DROPPED);
+        assert_int_equal(fault_plan.dropped_reads, 0); /* nor what was in flight, with its first EIO */
         assert_int_equal(world.control->iod.failures, 0);
 
         fault_plan.slow_device = 0;
@@ -383,7 +407,8 @@ static void test_refused(void **state)
         open_world(&world, TOP_K, cases[i].path);
         start(&iod, &world);
         _cleanup_free_ char *log = iod_thread_log();
-        if (!strstr(log, "mirror /") || !strstr(log, cases[i].words) || count_lines(log, ": not used\n") != 1)
+        if (!strstr(log, "mirror not used, ") || !strstr(log, cases[i].words) ||
+            count_lines(log, " is read alone: ") != 1)
             fail_msg("not one line that says \"%s\": %s", cases[i].words, log);
         assert_true(state_of(&world, 0) == COPY_USED && state_of(&world, 1) == COPY_REFUSED);
         use_all(&world);
@@ -455,6 +480,7 @@ static void test_dense(void **state)
     check_dense(&world);
     expect_lines(1, "this copy is read no more");
     assert_int_equal(state_of(&world, 0), COPY_DROPPED);
+    expect_counts(&world, 0, 1, 0);
     use_all(&world);
     stop(&iod, &world);
 
@@ -464,6 +490,7 @@ static void test_dense(void **state)
     start(&iod, &world);
     check_dense(&world);
     expect_lines(1, "tensor model.big.1.weight: its checksum differs, the bytes on disk are damaged: read from ");
+    expect_counts(&world, 0, 0, 1);
     assert_true(state_of(&world, 0) == COPY_USED && state_of(&world, 1) == COPY_USED);
     stop(&iod, &world);
 

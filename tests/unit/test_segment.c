@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -239,6 +240,65 @@ static void test_small_mount(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* In a namespace with a /dev/shm of four inodes of its own: its folder, and one segment less than the loop makes. */
+static int run_out_of_inodes(void)
+{
+    struct segment a;
+    struct error error = {""};
+    char part[16];
+    int status = 0;
+    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=64M,nr_inodes=4") < 0)
+        return 77;
+    for (int i = 0; i < 4 && status == 0; i++) {
+        snprintf(part, sizeof(part), "kv.%d", i);
+        status = segment_create(instance, part, 8192, &small, &a, &error);
+    }
+    return status == -ENOSPC && strstr(error.text, ".kv.3 ") && strstr(error.text, "no inodes left") &&
+                   strstr(error.text, "remount,nr_inodes=")
+               ? 0
+               : 1;
+}
+
+static void test_no_inodes(void **state)
+{
+    (void)state;
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(run_out_of_inodes());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        skip(); /* not allowed to mount */
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void test_no_descriptors(void **state)
+{
+    (void)state;
+    struct segment a;
+    struct error created = {""}, attached = {""}, populated = {""};
+    struct rlimit limit;
+    assert_int_equal(segment_create(instance, "kv", 8192, &small, &a, NULL), 0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    const struct rlimit none = {.rlim_cur = 0, .rlim_max = limit.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    struct segment b;
+    int statuses[] = {segment_create(instance, "pool", 8192, &small, &b, &created),
+                      segment_attach(instance, "kv", SEGMENT_KV, 0, true, &b, &attached),
+                      segment_populate_mapped(instance, "kv", &a, 0, 4096, &small, &populated)};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    const struct error *errors[] = {&created, &attached, &populated};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(statuses[i], -EMFILE);
+        assert_non_null(strstr(errors[i]->text, "ulimit -n"));
+    }
+    segment_detach(&a);
+    assert_int_equal(segment_unlink(instance, "kv"), 1);
+}
+
 /* A kernel without MADV_POPULATE_WRITE (its madvise says EINVAL): every page is there all the same. */
 static int create_on_old_kernel(void)
 {
@@ -372,6 +432,8 @@ int main(void)
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_too_small),
         cmocka_unit_test(test_small_mount),
+        cmocka_unit_test(test_no_inodes),
+        cmocka_unit_test(test_no_descriptors),
         cmocka_unit_test(test_old_kernel),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_unlink_all),

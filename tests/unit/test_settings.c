@@ -259,6 +259,13 @@ static void test_path(void **state)
     assert_string_equal(settings_text(&settings, SETTING_MIRROR), "");
     assert_int_equal(settings_take_flag(&settings, 2, argv, &index, &error), 1);
     assert_string_equal(settings_text(&settings, SETTING_MIRROR), "/mnt/second copy");
+    char *other[] = {(char[]){"--mirror"}, (char[]){"/mnt/third"}, (char[]){"--set"}, (char[]){"mirror=/mnt/third"}};
+    for (int i = 0; i < 4; i++) {
+        int first = i;
+        assert_int_equal(settings_take_flag(&settings, 4, other, &i, &error), -EINVAL);
+        assert_non_null(strstr(error.text, "mirror is given twice"));
+        assert_int_equal(i, first + 1);
+    }
     assert_int_equal(settings_set(&settings, "mirror", "", SOURCE_FLAG, "test", &error), 0);
     assert_string_equal(settings_text(&settings, SETTING_MIRROR), "");
     memset(longest, 'x', sizeof longest - 1);

@@ -173,7 +173,8 @@ static void test_resize_under_load(void **state)
     assert_int_equal(iod_thread_stop(&iod), 0);
     world_close(&world);
     char *log = iod_thread_log();
-    assert_string_equal(log, "");
+    assert_int_equal(strncmp(log, "dense weights: ", 15), 0); /* that line, and no other */
+    assert_string_equal(strchr(log, '\n'), "\n");
     free(log);
 }
 
@@ -256,6 +257,60 @@ static void test_held(void **state)
     use_all(&world, 21);
     await_slots(&world, TOP_K);
     use_all(&world, 22);
+    assert_int_equal(iod_thread_stop(&iod), 0);
+    world_close(&world);
+    free(iod_thread_log());
+}
+
+static void await_held(const struct world *world, uint32_t held)
+{
+    uint64_t end = harness_now_ms() + PATIENCE;
+    while (atomic_load(&world->control->iod.held) != held && harness_now_ms() < end)
+        pause_briefly();
+    assert_int_equal(atomic_load(&world->control->iod.held), held);
+}
+
+/* Uses of some experts, until the daemon knows of them. */
+static void heat_up(struct world *world, const uint32_t *experts, uint32_t count, uint32_t times)
+{
+    uint64_t end = harness_now_ms() + PATIENCE, one = 1;
+    for (uint32_t i = 0; i < times * count; i++)
+        world_use(world, experts[i % count], 0);
+    assert_int_equal(write(world->doorbell, &one, sizeof(one)), sizeof(one));
+    while (atomic_load(&world->control->iod.uses_read) != uses_end(&world->control->uses) && harness_now_ms() < end)
+        pause_briefly();
+    assert_true(atomic_load(&world->control->iod.uses_read) == uses_end(&world->control->uses));
+}
+
+/* More is held than a smaller pool may hold: the warmest of it stay, also when others become hotter, the first of those that
+ * are alike; and all of it once the pool has grown again. */
+static void test_held_beyond_half(void **state)
+{
+    (void)state;
+    static const uint32_t warm[] = {5, 9, 14}, hot[] = {20, 21, 22, 23, 24, 25}, kept[] = {1, 5, 9, 14};
+    struct world world;
+    struct iod_thread iod;
+    struct slot_ref ref;
+    world_open(&world, scratch, container_path, &(struct world_options){ALL, 1, 1, IO_AUTO});
+    start(&iod, &world);
+    await_slots(&world, ALL);
+    hold(&world, (1u << EXPERTS) - 2); /* the first layer's but 0 */
+    await_held(&world, EXPERTS - 1);
+    use_all(&world, 2);
+    heat_up(&world, warm, 3, 10);
+    resize(&world, 2 * TOP_K);
+    await_held(&world, TOP_K);
+    await_slots(&world, 2 * TOP_K);
+    heat_up(&world, hot, 6, 100);
+    for (uint64_t tick = 3; tick < 6; tick++) {
+        use_all(&world, tick);
+        for (uint32_t i = 0; i < TOP_K; i++)
+            assert_int_equal(pool_lookup(&world.pool, kept[i], &ref), 0);
+    }
+    resize(&world, ALL);
+    await_held(&world, EXPERTS - 1);
+    hold(&world, 0);
+    await_held(&world, 0);
     assert_int_equal(iod_thread_stop(&iod), 0);
     world_close(&world);
     free(iod_thread_log());
@@ -350,6 +405,7 @@ int main(void)
         cmocka_unit_test(test_shrink_below_pinned),    cmocka_unit_test(test_resize_under_load),
         cmocka_unit_test(test_killed_while_shrinking), cmocka_unit_test(test_full_shm),
         cmocka_unit_test(test_full_while_populating),  cmocka_unit_test(test_held),
+        cmocka_unit_test(test_held_beyond_half),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     harness_end(scratch);

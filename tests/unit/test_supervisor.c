@@ -289,7 +289,16 @@ static void test_plan_room(void **state)
     machine.shm_free = fixed + 3 * SLOT_BYTES;
     assert_int_equal(make_plan(NULL, NULL, &machine, plan, &error), -ENOSPC);
     assert_non_null(strstr(error.text, "/dev/shm has "));
-    assert_non_null(strstr(error.text, "--context"));
+    assert_non_null(strstr(error.text, "smaller --context or --slots")); /* the pool is the smallest already */
+    assert_int_equal(make_plan("pool", "1G", &machine, plan, &error), -ENOSPC);
+    assert_null(strstr(error.text, "--pool"));
+    machine.shm_free = fixed + 5 * SLOT_BYTES;
+    assert_int_equal(make_plan("pool", "1G", &machine, plan, &error), -ENOSPC);
+    assert_non_null(strstr(error.text, "smaller --pool, --context or --slots"));
+    machine.shm_free = plan->dense_bytes;
+    assert_int_equal(make_plan(NULL, NULL, &machine, plan, &error), -ENOSPC);
+    assert_null(strstr(error.text, "smaller"));
+    assert_non_null(strstr(error.text, ": enlarge it"));
     machine.shm_free = UINT64_C(32) << 30;
     machine.memory_available = fixed;
     assert_int_equal(make_plan(NULL, NULL, &machine, plan, &error), -ENOMEM);

@@ -34,7 +34,15 @@ static int tear_down(void **state)
     return rmdir(folder);
 }
 
-static const struct trace_header shape = {.identity = 0x0123456789abcdef, .layers = 3, .experts = 8, .slots = 12};
+static const struct trace_header shape = {
+    .identity = 0x0123456789abcdef,
+    .layers = 3,
+    .experts = 8,
+    .slots = 12,
+    .layer_numbers = {1, 2, 5},
+    .numbered = true,
+    .expert_bytes = 65536,
+};
 
 static void test_round_trip(void **state)
 {
@@ -48,13 +56,17 @@ static void test_round_trip(void **state)
     struct trace_layer layer;
     struct error error;
     assert_int_equal(trace_create(path, &shape, &writer, &error), 0);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(trace_append_slots(writer, i ? 20 : 8, &error), 0);
         assert_int_equal(trace_append(writer, &layers[i], &error), 0);
+    }
     assert_int_equal(trace_finish(writer, &error), 0);
     assert_int_equal(trace_create(path, &shape, &writer, &error), -EEXIST);
 
     assert_int_equal(trace_open(path, &reader, &header, &error), 0);
-    assert_memory_equal(&header, &shape, sizeof shape);
+    assert_memory_equal(header.layer_numbers, shape.layer_numbers, sizeof shape.layer_numbers);
+    assert_true(header.identity == shape.identity && header.layers == 3 && header.experts == 8 && header.slots == 12);
+    assert_true(header.numbered && header.expert_bytes == 65536);
     for (int i = 0; i < 2; i++) {
         assert_int_equal(trace_next(reader, &layer, &error), 1);
         assert_int_equal(layer.step, layers[i].step);
@@ -63,7 +75,10 @@ static void test_round_trip(void **state)
         assert_int_equal(layer.count, layers[i].count);
         assert_memory_equal(layer.uses, uses[i], layer.count * sizeof *layer.uses);
     }
+    uint32_t least, most;
     assert_int_equal(trace_next(reader, &layer, &error), 0);
+    trace_slots(reader, &least, &most);
+    assert_true(least == 8 && most == 20);
     trace_close(reader);
 }
 
@@ -130,12 +145,21 @@ static void test_refused_files(void **state)
         "{}\n",
         "[1]\n",
         "\x1f\x8b\x08 compressed\n",
-        "{\"trace\":2,\"model\":\"0123456789abcdef\",\"layers\":3,\"experts\":8,\"slots\":12}\n",
+        "{\"trace\":3,\"model\":\"0123456789abcdef\",\"layers\":3,\"experts\":8,\"slots\":12}\n",
         "{\"trace\":1,\"model\":\"0123456789abcde\",\"layers\":3,\"experts\":8,\"slots\":12}\n",
         "{\"trace\":1,\"model\":\"0123456789abcdef\",\"layers\":0,\"experts\":8,\"slots\":12}\n",
         "{\"trace\":1,\"model\":\"0123456789abcdef\",\"layers\":3,\"experts\":4294967304,\"slots\":12}\n",
         "{\"trace\":1,\"model\":\"0123456789abcdef\",\"layers\":3,\"experts\":8,\"slots\":-1}\n",
         "{\"trace\":1,\"trace\":1,\"model\":\"0123456789abcdef\",\"layers\":3,\"experts\":8,\"slots\":12}\n",
+        "{\"trace\":2,\"model\":\"0123456789abcdef\",\"layers\":3,\"experts\":8,\"slots\":12,\"layer_numbers\":[1,2]}"
+        "\n",
+        "{\"trace\":2,\"model\":\"0123456789abcdef\",\"layers\":2,\"experts\":8,\"slots\":12,\"layer_numbers\":[2,2]}"
+        "\n",
+        "{\"trace\":2,\"model\":\"0123456789abcdef\",\"layers\":1,\"experts\":8,\"slots\":12,\"layer_numbers\":[160]}"
+        "\n",
+        "{\"trace\":2,\"model\":\"0123456789abcdef\",\"layers\":3,\"experts\":8,\"slots\":12,\"expert_bytes\":0}\n",
+        "{\"trace\":2,\"model\":\"0123456789abcdef\",\"layers\":3,\"experts\":8,\"slots\":12}\n{\"slots\":-1}\n",
+        HEADER "{\"slots\":12}\n", /* not in format 1 */
         HEADER "\n",
         HEADER "{\"step\":1,\"layer\":0}\n",
         HEADER "{\"step\":1,\"layer\":0,\"rows\":[]}\n",
@@ -199,12 +223,12 @@ static void test_endless_line(void **state)
     free(text);
 }
 
-/* A disk that is full, when the buffered lines are written: the name is free again. */
+/* A disk that becomes full: what had room is kept, to the last whole line; a name of which nothing came is free again. */
 static void test_full_disk(void **state)
 {
     (void)state;
     struct trace_use use = {.expert = 1};
-    const struct trace_layer layer = {.count = 1, .uses = &use};
+    struct trace_layer layer = {.count = 1, .uses = &use};
     struct trace_writer *writer;
     struct rlimit limit, none;
     struct error error;
@@ -221,6 +245,27 @@ static void test_full_disk(void **state)
     assert_int_equal(status, -EFBIG);
     assert_non_null(strstr(error.text, "cannot write"));
     assert_int_equal(access(path, F_OK), -1);
+
+    assert_int_equal(trace_create(path, &shape, &writer, &error), 0);
+    none.rlim_cur = 10000;
+    before = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &none), 0);
+    for (status = 0; status == 0; layer.step++)
+        status = trace_append(writer, &layer, &error);
+    assert_int_equal(status, -EFBIG);
+    (void)trace_finish(writer, NULL);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    signal(SIGXFSZ, before);
+    struct trace_reader *reader;
+    struct trace_header header;
+    uint64_t lines = 0;
+    assert_int_equal(trace_open(path, &reader, &header, &error), 0);
+    while ((status = trace_next(reader, &layer, &error)) > 0)
+        assert_int_equal(layer.step, lines++);
+    assert_int_equal(status, 0);
+    assert_true(lines > 100);
+    trace_close(reader);
+    assert_int_equal(unlink(path), 0);
 
     assert_int_equal(trace_create(path, &shape, &writer, &error), 0);
     trace_discard(writer);
