@@ -147,16 +147,17 @@ static int open_locked(const char *path, int flags, struct error *ret_error)
     return error_set(ret_error, EBUSY, "%s: another instance of this model writes it", path);
 }
 
-/* Gives the new file its name, and before that the old one the name `aside` (NULL: none). */
+/* Gives the new file its name, and before that the old one the name `aside` as well (NULL: none): at no moment is there
+ * none. */
 static int put_in_place(const char *path, const char *new_path, const char *aside, struct error *ret_error)
 {
-    if (aside && rename(path, aside) < 0)
+    if (aside && ((unlink(aside) < 0 && errno != ENOENT) || link(path, aside) < 0))
         return error_set(ret_error, errno, "%s cannot be set aside as %s: %s", path, aside, strerror(errno));
     if (rename(new_path, path) == 0)
         return 0;
     int status = error_set(ret_error, errno, "%s cannot be renamed to %s: %s", new_path, path, strerror(errno));
     if (aside)
-        (void)rename(aside, path);
+        unlink(aside);
     return status;
 }
 

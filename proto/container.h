@@ -104,9 +104,11 @@ void container_close(struct container *container);
 
 /* What mends one file of a container, for errors: such a one as container_open refuses, and one whose bulk data are
  * damaged, which convert does not read to find. */
-#define CONTAINER_MEND "fetch this file again, or run `calypte convert SRC DST` again (only this file is made anew)"
+#define CONTAINER_MEND                                                                                                 \
+    "fetch this file again, or run its `calypte convert` again (same flags; only this file is made anew)"
 #define CONTAINER_REPLACE                                                                                              \
-    "fetch this file again, or remove it and run `calypte convert SRC DST` again (only this file is made anew)"
+    "fetch this file again, or remove it and run its `calypte convert` again (same flags; only this file is made "     \
+    "anew)"
 
 /* The manifest's checksum: XXH3 of the object without its member "checksum", as jansson dumps it. `manifest` is not
  * changed. */

@@ -22,9 +22,7 @@ struct trace_reader {
     uint64_t format;
     uint32_t least_slots, most_slots;
     uint64_t line;
-    bool begun;
-    uint64_t step; /* of the layer that was read last */
-    uint32_t layer;
+    bool begun; /* a layer was read */
     char *text; /* [room], the line that was read last */
     size_t room;
     struct trace_use *uses; /* [uses_room] */
@@ -359,6 +357,8 @@ static int take_slots(struct trace_reader *reader, const json_t *line, struct er
     uint64_t slots;
     if (reader->format < 2 || !get_number(json_object_get(line, "slots"), INT32_MAX, &slots))
         return bad_line(reader, "no step and layer", ret_error);
+    if (!reader->begun) /* the pool grows behind a start */
+        reader->least_slots = reader->most_slots = (uint32_t)slots;
     reader->least_slots = slots < reader->least_slots ? (uint32_t)slots : reader->least_slots;
     reader->most_slots = slots > reader->most_slots ? (uint32_t)slots : reader->most_slots;
     return 0;
@@ -380,12 +380,7 @@ static int take_layer(struct trace_reader *reader, const json_t *line, struct tr
     ret_layer->uses = reader->uses;
     if (!fault)
         fault = layer_fault(&reader->header, ret_layer);
-    if (!fault && reader->begun &&
-        (ret_layer->step < reader->step || (ret_layer->step == reader->step && layer <= reader->layer)))
-        fault = "a layer that comes before that of the line above";
     reader->begun = true;
-    reader->step = ret_layer->step;
-    reader->layer = ret_layer->layer;
     return fault ? bad_line(reader, fault, ret_error) : 1;
 }
 

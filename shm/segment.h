@@ -42,7 +42,7 @@ struct segment {
 /* Creates, sizes, maps and populates (MADV_POPULATE_WRITE by `populate_threads` threads; 1 for small ones) a
  * segment, so that a full /dev/shm or cgroup is an error here (ENOSPC/ENOMEM, naming the segment, the bytes wanted,
  * the bytes free and the remedy) and never a SIGBUS later. `node` >= 0 binds the memory to that NUMA node first.
- * `hugepages` advises MADV_HUGEPAGE. `sparse` gives memory to the first `head_bytes` alone and leaves the rest to
+ * `hugepages` collapses what it can into huge pages (every mapping of HUGE_PAGE or more begins with one). `sparse` gives memory to the first `head_bytes` alone and leaves the rest to
  * segment_populate; it must not be touched before. With a head the room for all of it is asked for all the same. An
  * existing object of the same name is -EEXIST. On failure nothing is left behind. Any thread. */
 struct segment_options {

@@ -269,7 +269,7 @@ static int run_simulation(const struct arguments *arguments)
         status = find_slots(arguments->operands[0], &workload, !arguments->values[FLAG_SIZES], results, &count, &error);
     if (status == 0)
         status = simulate(&workload, results, count, (uint32_t)in_flight, &error);
-    own.slots = workload.header.slots;
+    own.slots = workload.least_slots;
     if (status == 0 && own.slots && workload.least_slots == workload.most_slots)
         status = replay(&workload, REPLAY_LFRU, own.slots, (uint32_t)in_flight, &own.hits[REPLAY_LFRU], &error);
     if (status == 0 && picture)

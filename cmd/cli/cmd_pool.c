@@ -63,7 +63,8 @@ static void print_pool(const json_t *pool)
            standing, bytes(pool, "slot_bytes").text, bytes(pool, "bytes").text, wanted,
            json_is_true(json_object_get(pool, "auto")) ? " (auto)" : "", number(pool, "experts"));
     if (json_is_true(json_object_get(pool, "refused")))
-        printf("          memory or /dev/shm had no room for more\n");
+        printf("          memory or /dev/shm had no room for more: enlarge /dev/shm, free memory, or give a smaller "
+               "--size\n");
     else if (standing != wanted)
         printf("          it is %s; `calypte pool` shows how far\n", standing < wanted ? "growing" : "shrinking");
     const json_t *change = json_object_get(pool, "last_change");

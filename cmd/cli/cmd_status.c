@@ -244,10 +244,10 @@ static void print_disk(const json_t *disk)
         printf("latency   of a read %s mean, 99 %% within %s", duration(number(disk, "latency_us")).text,
                duration(number(json_object_get(disk, "read_us"), "p99")).text);
     if (reads > 0 && demand > 0)
-        printf("; demands 99 %% within %s; %" JSON_INTEGER_FORMAT " expert%s wait%s", duration(demand).text, waiting,
+        printf("; demands 99 %% within %s", duration(demand).text);
+    if (reads > 0 || waiting > 0)
+        printf("%s%" JSON_INTEGER_FORMAT " expert%s wait%s\n", reads > 0 ? "; " : "latency   ", waiting,
                plural((uint64_t)waiting), waiting == 1 ? "s" : "");
-    if (reads > 0)
-        printf("\n");
     if (refused[0])
         printf(
             "memory    %s of the pool are registered with io_uring and no more can be (%s): reads into the rest cost "

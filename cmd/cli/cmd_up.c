@@ -9,9 +9,11 @@
 #include "proto/cleanup.h"
 #include "proto/container.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <stdio_ext.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { FLAG_NAME, FLAG_FOREGROUND, FLAG_FORGET, FLAG_JSON };
 
@@ -58,7 +60,8 @@ static void warn_of_tokenizer(const char *container)
 {
     char path[PATH_MAX];
     int length = snprintf(path, sizeof path, "%s/tokenizer.json", container);
-    if (length > 0 && (size_t)length < sizeof path && access(path, F_OK) < 0)
+    struct stat facts;
+    if (length > 0 && (size_t)length < sizeof path && lstat(path, &facts) < 0 && errno == ENOENT)
         usage_failed("up", "no tokenizer in the container: requests must give tokens");
 }
 

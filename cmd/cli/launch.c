@@ -59,13 +59,16 @@ static int fill_arguments(const struct launch *launch, int notify_fd, struct sup
     return 0;
 }
 
-/* Two folders can be one: by a link, or a mount. */
+/* Two folders can be one, or a stripe of them: by a link, or a mount. */
 static bool same_files(const struct container *a, const struct container *b)
 {
     struct stat first, second;
-    return a->expert_count && stat(a->experts[0].stripes[0].header.path, &first) == 0 &&
-           stat(b->experts[0].stripes[0].header.path, &second) == 0 && first.st_dev == second.st_dev &&
-           first.st_ino == second.st_ino;
+    bool same = false;
+    for (uint32_t s = 0; a->expert_count && s < a->stripes && !same; s++)
+        same = stat(a->experts[0].stripes[s].header.path, &first) == 0 &&
+               stat(b->experts[0].stripes[s].header.path, &second) == 0 && first.st_dev == second.st_dev &&
+               first.st_ino == second.st_ino;
+    return same;
 }
 
 static int check_mirror(const struct container *container, const char *path, struct error *ret_error)
@@ -81,10 +84,11 @@ static int check_mirror(const struct container *container, const char *path, str
                            "out",
                            path, container->path);
     else if (same_files(container, mirror))
-        status = error_set(ret_error, EEXIST,
-                           "mirror %.400s is the container itself: copy it to another drive (cp -rL), or leave "
-                           "--mirror out",
-                           path);
+        status =
+            error_set(ret_error, EEXIST,
+                      "mirror %.400s has files of the container itself: copy it to another drive (cp -rL), or leave "
+                      "--mirror out",
+                      path);
     container_close(mirror);
     return status;
 }

@@ -75,13 +75,14 @@ static int check_same(const struct plan *plan, const struct write_folder *folder
         return status;
     if (checksum_parse(json_object_get(manifest, "fingerprint"), &stated) < 0 || stated != wanted) {
         const char *source = json_string_value(json_object_get(manifest, "source"));
-        return error_set(ret_error, EEXIST,
-                         "%s: holds another container already (from %s, experts %s, dense %s, stripes %lld): choose "
-                         "another folder",
-                         folder->path, source ? source : "?",
-                         json_string_value(json_object_get(manifest, "expert_format")),
-                         json_string_value(json_object_get(manifest, "dense_format")),
-                         (long long)json_integer_value(json_object_get(manifest, "stripes")));
+        return error_set(
+            ret_error, EEXIST,
+            "%s: holds another container already (from %s, experts %s, dense %s, stripes %lld, by %s): choose "
+            "another folder, or give the flags, and use the version, that it was made with",
+            folder->path, source ? source : "?", json_string_value(json_object_get(manifest, "expert_format")),
+            json_string_value(json_object_get(manifest, "dense_format")),
+            (long long)json_integer_value(json_object_get(manifest, "stripes")),
+            json_string_value(json_object_get(manifest, "producer")));
     }
     return 0;
 }

@@ -85,10 +85,11 @@ bool destination_has(const struct write_folder *folder, const char *name)
 
 int destination_check_empty(const struct write_folder *folder, bool journal, struct error *ret_error)
 {
-    int fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    _cleanup_close_ int fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *names = fd < 0 ? NULL : fdopendir(fd);
     if (!names)
         return error_set(ret_error, errno, "%s: %s", folder->path, strerror(errno));
+    fd = -1; /* it is the stream's now */
     const struct dirent *entry;
     char found[NAME_MAX + 1] = "";
     while ((entry = readdir(names)) && !found[0]) {

@@ -28,7 +28,7 @@ static void mark(void *context, const char *name, int status, const struct error
         finding->bad[i] = true;
         finding->count++;
     } else if (!finding->foreign->text[0]) {
-        error_write(finding->foreign, "%s", why->text);
+        error_write(finding->foreign, "%.900s%s", why->text, status == -EIO ? "; remove it to have it made anew" : "");
     }
 }
 

@@ -236,8 +236,9 @@ int instance_missing(const struct instance *instance, struct error *ret_error)
     struct error ignored;
     instance_each(name_running, &names, &ignored); /* a folder that cannot be read has none that could be reached */
     if (!names.length)
-        return error_set(ret_error, ENOENT, "no instance %s is running: start it with `calypte up MODEL -n %s`",
-                         instance->name, instance->name);
+        return error_set(ret_error, ENOENT,
+                         "no instance %s is running: start it with `calypte up MODEL -n %s` (there is none in %s)",
+                         instance->name, instance->name, instance->folder);
     return error_set(ret_error, ENOENT,
                      "no instance %s is running (running: %s): name one with -n, or start it with `calypte up MODEL "
                      "-n %s`",

@@ -88,9 +88,12 @@ int64_t supervisor_follow_room(struct supervisor *supervisor)
     uint32_t before = sizing->target;
     if (!look(supervisor, pressure, &view, &error) && sizing_follow(sizing, &view)) {
         char why[128];
-        snprintf(why, sizeof why, "%s of memory are free, %s are to stay so%s",
-                 bytes_text(room_available(&view.room)).text, bytes_text(sizing->reserve).text,
-                 pressure ? ", and processes stall" : "");
+        if (view.refused == before && view.standing < before)
+            snprintf(why, sizeof why, "memory or /dev/shm had no room for %u slots", before);
+        else
+            snprintf(why, sizeof why, "%s of memory are free, %s are to stay so%s",
+                     bytes_text(room_available(&view.room)).text, bytes_text(sizing->reserve).text,
+                     pressure ? ", and processes stall" : "");
         tell_iod(supervisor, before, why);
     }
     supervisor->look_ms = now + look_again_ms(supervisor);

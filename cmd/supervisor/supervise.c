@@ -181,7 +181,8 @@ static void stop_next(struct supervisor *supervisor)
 static void stop_all(struct supervisor *supervisor)
 {
     supervisor->stopping = true;
-    atomic_store(&supervisor->control->stopping, 1); /* first: the front tells its clients why */
+    if (!supervisor->failed)
+        atomic_store(&supervisor->control->stopping, 1); /* first: the front tells its clients why */
     raise_epoch(supervisor);
     stop_next(supervisor);
 }

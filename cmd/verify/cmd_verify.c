@@ -166,10 +166,9 @@ static int refused(struct verify_command *command, unsigned count)
         putchar('\n');
     }
     return usage_failed("verify",
-                        "%s: %u of its files %s missing or damaged, and nothing was read of the others: mend %s as %s "
+                        "%s: %u of its files cannot be used, and nothing was read of the others: mend %s as %s "
                         "says, then verify again",
-                        path, count, count == 1 ? "is" : "are", count == 1 ? "it" : "them",
-                        count == 1 ? "its line" : "the line of each");
+                        path, count, count == 1 ? "it" : "them", count == 1 ? "its line" : "the line of each");
 }
 
 static void print_json(const struct verify_command *command, const struct verify_result *result, double seconds)

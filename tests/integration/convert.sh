@@ -188,7 +188,7 @@ test_mend() {
     head -c 16 "$SCRATCH/mend/tokenizer.json" | dd of="$hurt" bs=1 seek=100000 conv=notrunc 2>/dev/null
     calypte convert "$SOURCE" "$SCRATCH/mend" 2>&1 | grep -q 'nothing to do' || fail "convert read the contents"
     calypte verify "$SCRATCH/mend" >"$SCRATCH/lines" 2>/dev/null && fail "not damaged"
-    grep -q "^$hurt: .*remove it and run .calypte convert SRC DST. again (only this file is made anew)" "$SCRATCH/lines" || fail "$(cat "$SCRATCH/lines")"
+    grep -q "^$hurt: .*remove it and run its .calypte convert. again (same flags; only this file is made anew)" "$SCRATCH/lines" || fail "$(cat "$SCRATCH/lines")"
     rm "$hurt"
     calypte convert "$SOURCE" "$SCRATCH/mend" 2>"$SCRATCH/stderr" || fail "$(cat "$SCRATCH/stderr")"
     grep -q 'experts-0-00002.safetensors: missing or damaged, made anew' "$SCRATCH/stderr" || fail "$(cat "$SCRATCH/stderr")"

@@ -79,10 +79,10 @@ no_state
 note "files that are not even there: all of them by name, then the end"
 truncate -s -4096 "$hurt"
 rm "$dense"
-expect_line 1 'hurt: 2 of its files are missing or damaged, .*: mend them' calypte verify "$SCRATCH/hurt"
+expect_line 1 'hurt: 2 of its files cannot be used, .*: mend them' calypte verify "$SCRATCH/hurt"
 [ "$(wc -l <"$SCRATCH/stdout")" -eq 2 ] || fail "not two lines: $(cat "$SCRATCH/stdout")"
 grep -Eq "experts-0-00001.safetensors: has [0-9]+ bytes, the manifest says [0-9]+: fetch" "$SCRATCH/stdout" || fail "$(cat "$SCRATCH/stdout")"
-grep -q "^$dense: No such file or directory; fetch this file again, or run .calypte convert" "$SCRATCH/stdout" || fail "$(cat "$SCRATCH/stdout")"
+grep -q "^$dense: No such file or directory; fetch this file again, or run its .calypte convert" "$SCRATCH/stdout" || fail "$(cat "$SCRATCH/stdout")"
 expect_json "[.damaged[] | .file] == [\"$dense\", \"$hurt\"] and (.damaged[0].reason | startswith(\"No such file\"))" calypte verify "$SCRATCH/hurt" --json
 [ $code -eq 1 ] || fail "exit $code"
 no_state

@@ -57,7 +57,7 @@ static void test_round_trip(void **state)
     struct error error;
     assert_int_equal(trace_create(path, &shape, &writer, &error), 0);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(trace_append_slots(writer, i ? 20 : 8, &error), 0);
+        assert_int_equal(trace_append_slots(writer, i ? 20 : 14, &error), 0);
         assert_int_equal(trace_append(writer, &layers[i], &error), 0);
     }
     assert_int_equal(trace_finish(writer, &error), 0);
@@ -78,7 +78,7 @@ static void test_round_trip(void **state)
     uint32_t least, most;
     assert_int_equal(trace_next(reader, &layer, &error), 0);
     trace_slots(reader, &least, &most);
-    assert_true(least == 8 && most == 20);
+    assert_true(least == 14 && most == 20); /* what the head says was over before the first layer */
     trace_close(reader);
 }
 
