@@ -19,14 +19,21 @@ static bool direct_read_works(int fd)
     return got >= 0 || errno != EINVAL; /* any other failure is the disk's, and the load will name it */
 }
 
+/* Without a note of the access in the inode, which would be a write; only the file's owner may leave it out. */
+static int open_to_read(const char *path, int flags)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOATIME | flags);
+    return fd < 0 && errno == EPERM ? open(path, O_RDONLY | O_CLOEXEC | flags) : fd;
+}
+
 int disk_open(const char *path, bool *ret_direct, struct error *ret_error)
 {
-    _cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    _cleanup_close_ int fd = open_to_read(path, O_DIRECT);
     *ret_direct = fd >= 0 && direct_read_works(fd);
     if (*ret_direct)
         return take_fd(fd);
     if (fd < 0 && errno != EINVAL)
         return error_set(ret_error, errno, "%s cannot be opened: %s", path, strerror(errno));
-    int buffered = open(path, O_RDONLY | O_CLOEXEC);
+    int buffered = open_to_read(path, 0);
     return buffered >= 0 ? buffered : error_set(ret_error, errno, "%s cannot be opened: %s", path, strerror(errno));
 }

@@ -45,6 +45,9 @@ writes_nothing() {
         return
     fi
     [ "$(ls "$CALYPTE_RUNTIME_DIR/$NAME"/*.pid | wc -l)" -ge 4 ] || fail "not every process has a pid file"
+    # Files whose next access would be noted, which is a write.
+    find "$CALYPTE_MODEL" -name "*.safetensors" -exec touch -a -d 2020-01-01 {} +
+    sync -f "$CALYPTE_MODEL"
     sizes >"$SCRATCH/sizes"
     before=$(written) loads=$(status .disk.loads)
     for i in 1 2 3 4 5; do ask >/dev/null; done
