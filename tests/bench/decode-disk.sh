@@ -10,6 +10,7 @@ folder=$1
 pairs=${2:-10}
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
+trap 'exit 130' INT TERM # so that the other trap runs
 calypte synth "$folder/probe" --like glm-5.2 --layers 5 --dense 1
 
 run() {

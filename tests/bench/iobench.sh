@@ -11,6 +11,7 @@ calypte=$1 model=$2 rounds=${3:-5} seconds=${4:-2}
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/calypte-iobench.XXXXXX")
 made=
 trap 'rm -rf "$scratch" $made' EXIT
+trap 'exit 130' INT TERM # so that the other trap runs
 trap 'exit 130' INT TERM
 
 if [ ! -f "$model/calypte.json" ]; then

@@ -13,6 +13,7 @@ name=bench-start
 CALYPTE_RUNTIME_DIR=$(mktemp -d)
 export CALYPTE_RUNTIME_DIR XDG_STATE_HOME="$CALYPTE_RUNTIME_DIR/state"
 trap 'calypte down -n $name >/dev/null 2>&1 || true; rm -rf "$CALYPTE_RUNTIME_DIR"' EXIT
+trap 'exit 130' INT TERM # so that the other trap runs
 [ -d "$folder/start" ] || calypte synth "$folder/start" --like glm-5.2 --layers 18 --dense 17
 
 status() { calypte status -n $name --json | jq "$1"; }
