@@ -12,7 +12,6 @@ scratch=$(mktemp -d "${TMPDIR:-/tmp}/calypte-iobench.XXXXXX")
 made=
 trap 'rm -rf "$scratch" $made' EXIT
 trap 'exit 130' INT TERM # so that the other trap runs
-trap 'exit 130' INT TERM
 
 if [ ! -f "$model/calypte.json" ]; then
     made=$(mktemp -d "$model/calypte-iobench.XXXXXX")
