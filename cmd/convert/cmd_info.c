@@ -3,6 +3,7 @@
 #include "cmd/cli/usage.h"
 #include "cmd/convert/report.h"
 #include "cmd/convert/synth.h"
+#include "proto/bytes_text.h"
 #include "proto/cleanup.h"
 #include "proto/container.h"
 
@@ -134,15 +135,13 @@ static void print_json(const char *kind, const char *path, const struct model_fa
 static void print_lines(const char *kind, const struct model_facts *facts, const struct origin *origin)
 {
     struct machine machine = look_at_machine();
-    char memory[REPORT_BYTES_SIZE], shared[REPORT_BYTES_SIZE];
-    report_bytes(machine.available, memory);
-    report_bytes(machine.shared_memory, shared);
     printf("%s\n", kind);
     print_origin(origin);
     report_print(facts, stdout);
     uint64_t fit = fitting_experts(facts, &machine),
              all = (uint64_t)model_moe_layers(facts->config) * facts->config->experts;
-    printf("this machine    %s of memory, %s of shared memory available: ", memory, shared);
+    printf("this machine    %s of memory, %s of shared memory available: ", bytes_text(machine.available).text,
+           bytes_text(machine.shared_memory).text);
     if (fit == all)
         printf("all of it fits\n");
     else if (least(machine.available, machine.shared_memory) <= facts->dense_bytes)

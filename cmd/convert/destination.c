@@ -1,6 +1,7 @@
 #include "cmd/convert/destination.h"
 
 #include "cmd/convert/report.h"
+#include "proto/bytes_text.h"
 #include "proto/cleanup.h"
 #include "proto/container.h"
 
@@ -122,13 +123,9 @@ int destination_check_space(const struct write_folder *folder, uint64_t needed, 
     uint64_t available = (uint64_t)facts.f_bavail * facts.f_frsize;
     if (needed <= available)
         return 0;
-    char need[REPORT_BYTES_SIZE], have[REPORT_BYTES_SIZE], lacking[REPORT_BYTES_SIZE];
-    report_bytes(needed, need);
-    report_bytes(available, have);
-    report_bytes(needed - available, lacking);
     return error_set(ret_error, ENOSPC,
                      "%s: needs %s more, its file system has %s free: free %s or choose another folder", folder->path,
-                     need, have, lacking);
+                     bytes_text(needed).text, bytes_text(available).text, bytes_text(needed - available).text);
 }
 
 void destination_note_shared(const struct destination *destination, struct convert_watch *watch)

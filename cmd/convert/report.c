@@ -1,5 +1,6 @@
 #include "cmd/convert/report.h"
 
+#include "proto/bytes_text.h"
 #include "proto/container.h"
 
 #include <inttypes.h>
@@ -67,22 +68,9 @@ json_t *report_facts(const struct model_facts *facts)
                      "kv_bytes_full_context", (json_int_t)(kv_bytes_token(c) * c->max_positions));
 }
 
-void report_bytes(uint64_t bytes, char ret_text[REPORT_BYTES_SIZE])
-{
-    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
-    double value = (double)bytes;
-    size_t unit = 0;
-    while (value >= 1024 && unit + 1 < sizeof units / sizeof units[0]) {
-        value /= 1024;
-        unit++;
-    }
-    snprintf(ret_text, REPORT_BYTES_SIZE, unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
-}
-
 void report_print(const struct model_facts *facts, FILE *out)
 {
     const struct model_config *c = facts->config;
-    char a[REPORT_BYTES_SIZE], b[REPORT_BYTES_SIZE], total[REPORT_BYTES_SIZE];
     uint64_t experts = expert_bytes_token(facts);
     fprintf(out, "family          %s\n", c->model_type);
     fprintf(out, "layers          %u (%u MoE)%s, hidden %u, %u heads, vocabulary %u\n", c->layers, main_moe_layers(c),
@@ -94,20 +82,16 @@ void report_print(const struct model_facts *facts, FILE *out)
             c->shared_experts, c->expert_width);
     fprintf(out, "formats         experts %s, dense %s, in groups of %u\n", weight_format_name(facts->expert_format),
             weight_format_name(facts->dense_format), BLOCK_COLUMNS);
-    report_bytes(facts->dense_bytes, a);
-    report_bytes(facts->expert_bytes, b);
-    report_bytes(facts->dense_bytes + facts->expert_bytes, total);
-    fprintf(out, "size            %s: dense %s, experts %s\n", total, a, b);
-    report_bytes(EXPERT_SLICES * facts->slice_bytes, a);
-    fprintf(out, "an expert       %s (%" PRIu64 " bytes); %u of them\n", a, EXPERT_SLICES * facts->slice_bytes,
+    fprintf(out, "size            %s: dense %s, experts %s\n",
+            bytes_text(facts->dense_bytes + facts->expert_bytes).text, bytes_text(facts->dense_bytes).text,
+            bytes_text(facts->expert_bytes).text);
+    fprintf(out, "an expert       %s (%" PRIu64 " bytes); %u of them\n",
+            bytes_text(EXPERT_SLICES * facts->slice_bytes).text, EXPERT_SLICES * facts->slice_bytes,
             model_moe_layers(c) * c->experts);
-    report_bytes(facts->dense_token_bytes, a);
-    report_bytes(experts, b);
-    report_bytes(facts->dense_token_bytes + experts, total);
-    fprintf(out, "a token reads   %s: dense %s, experts %s\n", total, a, b);
-    report_bytes(kv_bytes_token(c), a);
-    report_bytes(kv_bytes_token(c) * c->max_positions, b);
-    fprintf(out, "context         %u tokens, %s each, %s in all\n", c->max_positions, a, b);
+    fprintf(out, "a token reads   %s: dense %s, experts %s\n", bytes_text(facts->dense_token_bytes + experts).text,
+            bytes_text(facts->dense_token_bytes).text, bytes_text(experts).text);
+    fprintf(out, "context         %u tokens, %s each, %s in all\n", c->max_positions,
+            bytes_text(kv_bytes_token(c)).text, bytes_text(kv_bytes_token(c) * c->max_positions).text);
 }
 
 static uint64_t plan_token_bytes(const struct plan *plan)

@@ -25,7 +25,3 @@ void report_print(const struct model_facts *facts, FILE *out);
 
 /* What `plan` will write, as lines or as one JSON object. */
 void report_plan(const struct plan *plan, bool json, FILE *out);
-
-#define REPORT_BYTES_SIZE 32
-/* "20.05 MB" (powers of 1000). */
-void report_bytes(uint64_t bytes, char ret_text[REPORT_BYTES_SIZE]);
