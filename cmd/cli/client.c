@@ -108,3 +108,13 @@ int client_ask_supervisor(const struct instance *instance, const char *op, json_
     client_close(&client);
     return status;
 }
+
+void client_print_change(const json_t *pool)
+{
+    const json_t *change = json_object_get(pool, "last_change");
+    if (change)
+        printf("changed   %.0f s ago to %" JSON_INTEGER_FORMAT " slots, from %" JSON_INTEGER_FORMAT ": %s\n",
+               json_number_value(json_object_get(change, "seconds_ago")),
+               json_integer_value(json_object_get(change, "to")), json_integer_value(json_object_get(change, "from")),
+               json_string_value(json_object_get(change, "why")));
+}

@@ -27,3 +27,6 @@ int client_call(struct client *client, json_t *request, int timeout_ms, json_t *
 /* One request to the supervisor of a live instance. */
 int client_ask_supervisor(const struct instance *instance, const char *op, json_t **ret_answer,
                           struct error *ret_error);
+
+/* Prints when and why the size of the pool has changed last, if it has; `pool`: of "status" or of "pool". */
+void client_print_change(const json_t *pool);

@@ -67,11 +67,7 @@ static void print_pool(const json_t *pool)
                "--size\n");
     else if (standing != wanted)
         printf("          it is %s; `calypte pool` shows how far\n", standing < wanted ? "growing" : "shrinking");
-    const json_t *change = json_object_get(pool, "last_change");
-    if (change)
-        printf("changed   %.0f s ago to %" JSON_INTEGER_FORMAT " slots, from %" JSON_INTEGER_FORMAT ": %s\n",
-               json_number_value(json_object_get(change, "seconds_ago")), number(change, "to"), number(change, "from"),
-               json_string_value(json_object_get(change, "why")));
+    client_print_change(pool);
     printf("room      auto may have %" JSON_INTEGER_FORMAT
            " slots, bounded by %s: %s of memory are free, a reserve of %s is kept; /dev/shm has %s\n",
            number(pool, "cap"), by ? by : "?", bytes(pool, "free").text, bytes(pool, "reserve").text,

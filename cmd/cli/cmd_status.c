@@ -188,15 +188,6 @@ static void print_learning(const json_t *learning)
     printf("learning  %s%s%s\n", !strcmp(state, "read") ? "read only" : state, why[0] ? ": " : "", why);
 }
 
-/* The last change of the pool's size. */
-static void print_change(const json_t *change)
-{
-    if (change)
-        printf("changed   %.0f s ago to %" JSON_INTEGER_FORMAT " slots, from %" JSON_INTEGER_FORMAT ": %s\n",
-               json_number_value(json_object_get(change, "seconds_ago")), number(change, "to"), number(change, "from"),
-               text(change, "why"));
-}
-
 static void print_size(const json_t *pool)
 {
     const char *by = json_string_value(json_object_get(pool, "cap_by"));
@@ -205,7 +196,7 @@ static void print_size(const json_t *pool)
            number(pool, "standing"), number(pool, "slots"),
            json_is_true(json_object_get(pool, "auto")) ? " (auto)" : "", number(pool, "cap"), by ? by : "?",
            bytes(pool, "reserve").text);
-    print_change(json_object_get(pool, "last_change"));
+    client_print_change(pool);
 }
 
 /* The copies of the container, and the drives they stand on: where there is more than one, that is worth lines. */
