@@ -201,6 +201,21 @@ static void race_for_space(const int gate[2])
     _exit(0);
 }
 
+/* A process of its own, which may mount; 77: it may not. */
+static void expect_in_child(int (*run)(void))
+{
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(run());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 static int run_racers(void)
 {
     if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
@@ -228,16 +243,7 @@ static int run_racers(void)
 static void test_small_mount(void **state)
 {
     (void)state;
-    int status;
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0)
-        _exit(run_racers());
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status));
-    if (WEXITSTATUS(status) == 77)
-        skip(); /* not allowed to mount */
-    assert_int_equal(WEXITSTATUS(status), 0);
+    expect_in_child(run_racers);
 }
 
 /* In a namespace with a /dev/shm of four inodes of its own: its folder, and one segment less than the loop makes. */
@@ -263,16 +269,7 @@ static int run_out_of_inodes(void)
 static void test_no_inodes(void **state)
 {
     (void)state;
-    int status;
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0)
-        _exit(run_out_of_inodes());
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status));
-    if (WEXITSTATUS(status) == 77)
-        skip(); /* not allowed to mount */
-    assert_int_equal(WEXITSTATUS(status), 0);
+    expect_in_child(run_out_of_inodes);
 }
 
 static void test_no_descriptors(void **state)
