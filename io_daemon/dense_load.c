@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #define EXPONENTS "experts.exponents"
 #define PADDING "padding" /* fills a file up to 4096; no weight */
@@ -94,9 +95,15 @@ static int make_plan(const struct container *container, struct dense_plan *plan,
 
 /* What is known of a dense file. */
 struct dense_progress {
-    bool wanted;                  /* to be read, or read again */
-    uint32_t copy, tried;         /* from where; bit c: copy c was not good */
-    const struct tensor *damaged; /* a tensor whose checksum differs, of the last reading */
+    struct piece *pieces;         /* [count]; owner: the progress, NULL once it came */
+    uint64_t count, added, whole; /* pieces; given to the reader; came, from the first on without a gap */
+    const struct tensor **order;  /* [tensors] as they stand in the file */
+    struct verify_job *jobs;      /* [count + tensors] */
+    size_t tensor, job;           /* the next of each */
+    uint64_t verified;            /* bytes handed to the verify thread */
+    XXH3_state_t *state;          /* its own, of the tensor that it is at */
+    uint32_t copy, tried;         /* from where it is read; bit c: copy c was not good */
+    const struct tensor *damaged; /* its checksum differs */
 };
 
 /* The segment gets its memory in the order in which it is read into, by threads that are ahead of the reads. */
@@ -138,6 +145,22 @@ static void *make_memory(void *argument)
     return NULL;
 }
 
+/* Filling the segment: all files are one stream of pieces, so that the drives never run dry between two of them, and each is
+ * hashed as it comes, so that no tensor's hash is left to be waited for at the end. */
+struct dense_filling {
+    const struct dense_load *load;
+    const struct dense_plan *plan;
+    struct dense_memory memory;
+    char *base;                         /* of the segment */
+    struct dense_progress *progress;    /* [dense files] */
+    size_t first;                       /* the files before it were given to the reader, whole */
+    uint64_t reading;                   /* pieces that the reader has */
+    uint64_t verifying;                 /* jobs that the verify threads have */
+    struct dense_progress *failed_file; /* of the first read that failed; NULL: none did */
+    int result, status;                 /* of that read; and what it means, with the words */
+    struct error error;
+};
+
 static bool keep_segment(const struct dense_load *load, const struct dense_plan *plan)
 {
     struct segment segment;
@@ -164,15 +187,26 @@ static void fill_directory(const struct dense_load *load, const struct dense_pla
         memcpy(base + plan->exponents_offset + i * layer_bytes, container->experts[i].exponents, layer_bytes);
 }
 
-/* The verdicts that are due. */
-static void collect_verdicts(struct dense_load *load, size_t *left)
+static size_t file_number(const struct dense_filling *filling, const struct dense_progress *progress)
 {
-    for (struct verify_job *job = verifier_collect(load->verifier); job; job = job->next) {
-        struct dense_progress *progress = job->owner;
-        (*left)--;
-        if (!job->matches && !progress->damaged)
-            progress->damaged = &load->copies->container->dense[progress - load->progress].header.tensors[job->index];
-    }
+    return (size_t)(progress - filling->progress);
+}
+
+static const struct safetensors *header_of(const struct dense_filling *filling, const struct dense_progress *progress)
+{
+    return &filling->load->copies->container->dense[file_number(filling, progress)].header;
+}
+
+static const struct copy_file *opened_file(const struct dense_filling *filling, const struct dense_progress *progress)
+{
+    const struct copies *copies = filling->load->copies;
+    return &copies->copy[progress->copy].files[copies_dense_file(copies, file_number(filling, progress))];
+}
+
+static const char *path_of(const struct dense_filling *filling, const struct dense_progress *progress)
+{
+    const struct copies *copies = filling->load->copies;
+    return copies_path(copies, progress->copy, copies_dense_file(copies, file_number(filling, progress)));
 }
 
 /* Each is told once. `status`: what has gone wrong before. */
@@ -186,6 +220,98 @@ static int heed_events(const struct dense_load *load, uint32_t events, int statu
     return status;
 }
 
+/* Nothing of the file is under way. */
+static void read_anew(struct dense_progress *progress)
+{
+    progress->added = progress->whole = progress->verified = 0;
+    progress->tensor = progress->job = 0;
+    progress->damaged = NULL;
+}
+
+/* Chooses from where the file is read, and cuts it. */
+static void begin_file(const struct dense_filling *filling, struct dense_progress *progress)
+{
+    const struct copies *copies = filling->load->copies;
+    const struct safetensors *file = header_of(filling, progress);
+    size_t f = file_number(filling, progress);
+    uint64_t bytes = data_bytes(file);
+    progress->copy = copies_choose(copies, filling->load->reader, copies->live & ~progress->tried,
+                                   copies_dense_file(copies, f), bytes, false);
+    const struct copy_file *opened = opened_file(filling, progress);
+    for (uint64_t i = 0; i < progress->count; i++) {
+        uint64_t done = i * PIECE_BYTES;
+        progress->pieces[i] = (struct piece){.read = {.fd = opened->fd,
+                                                      .buffer = filling->base + filling->plan->data[f] + done,
+                                                      .bytes = bytes - done < PIECE_BYTES ? bytes - done : PIECE_BYTES,
+                                                      .offset = file->data_offset + done},
+                                             .owner = progress,
+                                             .drive = opened->drive,
+                                             .copy = (uint8_t)progress->copy};
+    }
+}
+
+/* Gives the reader what is still to be read and has memory. */
+static void add_pieces(struct dense_filling *filling)
+{
+    const char *ready = filling->base + atomic_load(&filling->memory.ready);
+    for (; filling->first < filling->load->copies->container->dense_count; filling->first++) {
+        struct dense_progress *progress = &filling->progress[filling->first];
+        const char *data = filling->base + filling->plan->data[filling->first];
+        uint64_t bytes = data_bytes(header_of(filling, progress));
+        for (; progress->added < progress->count; progress->added++) {
+            uint64_t end = (progress->added + 1) * PIECE_BYTES;
+            if (data + (end < bytes ? end : bytes) > ready)
+                return;
+            if (progress->added == 0)
+                begin_file(filling, progress);
+            reader_add(filling->load->reader, &progress->pieces[progress->added]);
+            filling->reading++;
+        }
+    }
+}
+
+/* Hands over what has come of the file's tensors since, to the thread of its drive. */
+static void verify_more(struct dense_filling *filling, struct dense_progress *progress)
+{
+    size_t f = file_number(filling, progress);
+    const struct dense_file *file = &filling->load->copies->container->dense[f];
+    uint64_t there = progress->whole < progress->count ? progress->whole * PIECE_BYTES : data_bytes(&file->header);
+    while (progress->tensor < file->header.count) {
+        const struct tensor *tensor = progress->order[progress->tensor];
+        uint64_t begin = tensor->offset - file->header.data_offset, end = begin + tensor->bytes,
+                 from = progress->verified;
+        uint64_t to = end < there ? end : there;
+        if (to <= from && from < end)
+            return;
+        uint32_t index = (uint32_t)(tensor - file->header.tensors);
+        struct verify_job *job = &progress->jobs[progress->job++];
+        *job = (struct verify_job){.data = filling->base + filling->plan->data[f] + from,
+                                   .bytes = to - from,
+                                   .state = progress->state,
+                                   .first = from == begin,
+                                   .last = to == end,
+                                   .expected = file->checksums[index],
+                                   .owner = progress,
+                                   .index = index};
+        verifier_add(filling->load->verifiers[opened_file(filling, progress)->drive], job);
+        filling->verifying++;
+        progress->verified = to;
+        progress->tensor += to == end;
+    }
+}
+
+static void collect_verdicts(struct dense_filling *filling)
+{
+    for (uint32_t d = 0; d < READER_DRIVES && filling->load->verifiers[d]; d++) {
+        for (struct verify_job *job = verifier_collect(filling->load->verifiers[d]); job; job = job->next) {
+            struct dense_progress *progress = job->owner;
+            filling->verifying--;
+            if (!job->matches && !progress->damaged)
+                progress->damaged = &header_of(filling, progress)->tensors[job->index];
+        }
+    }
+}
+
 static int piece_failure(const char *path, const struct piece *piece, struct error *ret_error)
 {
     if (piece->status == -ENODATA)
@@ -195,146 +321,92 @@ static int piece_failure(const char *path, const struct piece *piece, struct err
                      (unsigned long long)piece->read.offset, strerror(-piece->status));
 }
 
-/* Adds the pieces from `added` on whose memory is there. */
-static uint64_t add_pieces(const struct dense_load *load, struct piece *pieces, uint64_t count, uint64_t added)
+static void take_piece(struct dense_filling *filling, struct piece *piece)
 {
-    const char *ready = (const char *)load->memory->segment->base + atomic_load(&load->memory->ready);
-    while (added < count && (const char *)pieces[added].read.buffer + pieces[added].read.bytes <= ready)
-        reader_add(load->reader, &pieces[added++]);
-    return added;
+    struct dense_progress *progress = piece->owner;
+    filling->reading--;
+    if (piece->status < 0 && !filling->failed_file) {
+        filling->failed_file = progress;
+        filling->result = piece->status;
+        filling->status = piece_failure(path_of(filling, progress), piece, &filling->error);
+    }
+    if (piece->status < 0)
+        return;
+    piece->owner = NULL;
+    while (progress->whole < progress->count && !progress->pieces[progress->whole].owner)
+        progress->whole++;
+    if (progress->whole == progress->count)
+        atomic_fetch_add_explicit(&filling->load->control->iod.dense_bytes, data_bytes(header_of(filling, progress)),
+                                  memory_order_relaxed);
+    if (filling->load->verify)
+        verify_more(filling, progress);
 }
 
-static int memory_failure(const struct dense_memory *memory, struct error *ret_error)
+/* Reads and verifies what is not there, until all is or one read has failed. Nothing is under way when it returns, but where waiting
+ * itself failed. */
+static int read_wanted(struct dense_filling *filling, struct error *ret_error)
 {
-    *ret_error = memory->error;
-    return memory->status;
-}
-
-/* Reads the pieces; after a failure takes back what is not in flight. `ret_read`: 0, or the result of the read that
- * failed. */
-static int read_pieces(struct dense_load *load, const char *path, struct piece *pieces, uint64_t count, int *ret_read,
-                       struct error *ret_error)
-{
+    struct reader *reader = filling->load->reader;
     int status = 0;
-    uint64_t added = 0, back = 0;
-    *ret_read = 0;
-    while (status == 0 ? back < count : back < added) {
-        if (status == 0)
-            added = add_pieces(load, pieces, count, added);
-        struct piece *finished;
-        uint32_t events;
-        struct error ignored;
-        int waited = reader_wait(load->reader, -1, &finished, &events, status ? &ignored : ret_error);
-        if (waited < 0)
-            return waited;
-        for (; finished; finished = finished->next) {
-            back++;
-            if (finished->status < 0 && status == 0) {
-                *ret_read = finished->status;
-                status = piece_failure(path, finished, ret_error);
-            }
-        }
-        status = heed_events(load, events, status, ret_error);
-        if (atomic_load(&load->memory->failed) && status == 0)
-            status = memory_failure(load->memory, ret_error);
-        if (status < 0) {
-            for (struct piece *piece = reader_withdraw(load->reader); piece; piece = piece->next)
-                back++;
-        }
-    }
-    return status;
-}
-
-/* Reads dense file `f` from the copy that its progress names. */
-static int read_copy(struct dense_load *load, size_t f, char *base, int *ret_read, struct error *ret_error)
-{
-    const struct copies *copies = load->copies;
-    const struct safetensors *file = &copies->container->dense[f].header;
-    size_t place = copies_dense_file(copies, f);
-    const struct copy_file *opened = &copies->copy[load->progress[f].copy].files[place];
-    const char *path = copies_path(copies, load->progress[f].copy, place);
-    uint64_t bytes = data_bytes(file), count = (bytes + PIECE_BYTES - 1) / PIECE_BYTES;
-    *ret_read = 0;
-    _cleanup_free_ struct piece *pieces = calloc(count + 1, sizeof(*pieces));
-    if (!pieces)
-        return error_set(ret_error, ENOMEM, "%s: out of memory", path);
-    for (uint64_t i = 0; i < count; i++) {
-        uint64_t done = i * PIECE_BYTES;
-        pieces[i].read = (struct io_read){.fd = opened->fd,
-                                          .buffer = base + done,
-                                          .bytes = bytes - done < PIECE_BYTES ? bytes - done : PIECE_BYTES,
-                                          .offset = file->data_offset + done};
-        pieces[i].drive = opened->drive;
-    }
-    int status = read_pieces(load, path, pieces, count, ret_read, ret_error);
-    if (load->reader->flying)
-        take_pointer(pieces); /* waiting itself failed: the process ends with reads in flight, their memory must stay */
-    return status;
-}
-
-/* Reads a file from a copy that gives all of it, and drops those that do not. */
-static int read_file(struct dense_load *load, size_t f, char *base, struct error *ret_error)
-{
-    struct copies *copies = load->copies;
-    struct dense_progress *progress = &load->progress[f];
+    filling->first = 0;
+    filling->failed_file = NULL;
     while (true) {
-        int failed;
-        progress->copy = (uint32_t)__builtin_ctz(copies->live & ~progress->tried);
-        int status = read_copy(load, f, base, &failed, ret_error);
-        if (status == 0)
-            atomic_fetch_add_explicit(&load->control->iod.dense_bytes, data_bytes(&copies->container->dense[f].header),
-                                      memory_order_relaxed);
-        progress->tried |= 1u << progress->copy;
-        if (copies_is_fault(failed))
-            copies_count_failure(copies, progress->copy);
-        if (status == 0 || !copies_is_fault(failed) || load->reader->flying || !(copies->live & ~progress->tried))
-            return status;
-        copies_drop(copies, progress->copy, copies_dense_file(copies, f), failed);
-    }
-}
-
-static size_t add_verify_jobs(struct dense_load *load, size_t f, const char *base, struct verify_job *jobs)
-{
-    const struct dense_file *file = &load->copies->container->dense[f];
-    for (size_t t = 0; t < file->header.count; t++) {
-        const struct tensor *tensor = &file->header.tensors[t];
-        jobs[t] = (struct verify_job){.data = base + (tensor->offset - file->header.data_offset),
-                                      .bytes = tensor->bytes,
-                                      .expected = file->checksums[t],
-                                      .owner = &load->progress[f],
-                                      .index = (uint32_t)t};
-        verifier_add(load->verifier, &jobs[t]);
-    }
-    return file->header.count;
-}
-
-/* Sleeps in the reader, with nothing to read, until the verify thread has finished. */
-static int wait_for_verdicts(struct dense_load *load, size_t left, int status, struct error *ret_error)
-{
-    while (true) {
-        struct error ignored;
-        collect_verdicts(load, &left);
-        if (left == 0)
+        bool going_on = status == 0 && !filling->failed_file;
+        if (going_on)
+            add_pieces(filling);
+        collect_verdicts(filling);
+        if (filling->reading == 0 && filling->verifying == 0 &&
+            !(going_on && filling->first < filling->load->copies->container->dense_count))
             return status;
         struct piece *finished;
         uint32_t events;
-        int waited = reader_wait(load->reader, -1, &finished, &events, status ? &ignored : ret_error);
+        struct error ignored;
+        int waited = reader_wait(reader, -1, &finished, &events, status ? &ignored : ret_error);
         if (waited < 0) {
-            for (; left > 0; collect_verdicts(load, &left))
-                usleep(1000); /* jobs and data are the verify thread's until then */
+            for (; filling->verifying > 0; collect_verdicts(filling))
+                usleep(1000); /* jobs and data are the verify threads' until then */
             return status ? status : waited;
         }
-        status = heed_events(load, events, status, ret_error);
+        for (; finished; finished = finished->next)
+            take_piece(filling, finished);
+        status = heed_events(filling->load, events, status, ret_error);
+        if (status == 0 && atomic_load(&filling->memory.failed)) {
+            *ret_error = filling->memory.error;
+            status = filling->memory.status;
+        }
+        if (status < 0 || filling->failed_file) {
+            for (struct piece *piece = reader_withdraw(reader); piece; piece = piece->next)
+                filling->reading--;
+        }
     }
+}
+
+/* After a read that failed: what is not whole is read from another copy; none: the error. */
+static int drop_copy(struct dense_filling *filling, struct error *ret_error)
+{
+    struct copies *copies = filling->load->copies;
+    struct dense_progress *progress = filling->failed_file;
+    bool fault = copies_is_fault(filling->result);
+    progress->tried |= 1u << progress->copy;
+    if (fault)
+        copies_count_failure(copies, progress->copy);
+    if (!fault || !(copies->live & ~progress->tried)) {
+        *ret_error = filling->error;
+        return filling->status;
+    }
+    copies_drop(copies, progress->copy, copies_dense_file(copies, file_number(filling, progress)), filling->result);
+    for (size_t f = 0; f < copies->container->dense_count; f++)
+        if (filling->progress[f].whole < filling->progress[f].count)
+            read_anew(&filling->progress[f]);
+    return 0;
 }
 
 /* A file with a damaged tensor is read once more, from another copy; none: the error. */
-static int look_elsewhere(struct dense_load *load, size_t f, bool *ret_again, struct error *ret_error)
+static int look_elsewhere(struct dense_filling *filling, struct dense_progress *progress, struct error *ret_error)
 {
-    struct copies *copies = load->copies;
-    struct dense_progress *progress = &load->progress[f];
-    const char *path = copies_path(copies, progress->copy, copies_dense_file(copies, f));
-    const char *name = progress->damaged->name;
+    struct copies *copies = filling->load->copies;
+    const char *path = path_of(filling, progress), *name = progress->damaged->name;
+    progress->tried |= 1u << progress->copy;
     uint32_t others = copies->live & ~progress->tried;
     copies_count_wrong(copies, progress->copy);
     if (!others)
@@ -347,73 +419,93 @@ static int look_elsewhere(struct dense_load *load, size_t f, bool *ret_again, st
         "%s: tensor %s: its checksum differs, the bytes on disk are damaged: read from %s instead; " CONTAINER_REPLACE,
         path, name, copies->copy[__builtin_ctz(others)].path);
     copies->log(line);
-    progress->damaged = NULL;
-    progress->wanted = *ret_again = true;
+    read_anew(progress);
     return 0;
 }
 
-/* Reads the wanted files one after another; the verify thread works on the one before. */
-static int read_wanted(struct dense_load *load, const struct dense_plan *plan, char *base, struct verify_job *jobs,
-                       struct error *ret_error)
+static int read_until_good(struct dense_filling *filling, struct error *ret_error)
 {
-    size_t begun = 0;
-    int status = 0;
-    for (size_t f = 0; status == 0 && f < load->copies->container->dense_count; f++) {
-        if (!load->progress[f].wanted)
-            continue;
-        load->progress[f].wanted = false;
-        status = read_file(load, f, base + plan->data[f], ret_error);
-        if (status == 0 && load->verify)
-            begun += add_verify_jobs(load, f, base + plan->data[f], jobs + begun);
-    }
-    return wait_for_verdicts(load, begun, status, ret_error);
-}
-
-static int fill_data(struct dense_load *load, const struct dense_plan *plan, char *base, struct error *ret_error)
-{
-    const struct container *container = load->copies->container;
-    size_t most = 0;
-    for (size_t f = 0; f < container->dense_count; f++)
-        most += container->dense[f].header.count;
-    _cleanup_free_ struct verify_job *jobs = calloc(most + 1, sizeof(*jobs));
-    _cleanup_free_ struct dense_progress *progress = calloc(container->dense_count + 1, sizeof(*progress));
-    if (!jobs || !progress)
-        return error_set(ret_error, ENOMEM, "dense weights: out of memory");
-    load->progress = progress;
-    for (size_t f = 0; f < container->dense_count; f++)
-        progress[f].wanted = true;
+    size_t count = filling->load->copies->container->dense_count;
     int status = 0;
     for (bool again = true; status == 0 && again;) {
-        again = false;
-        status = read_wanted(load, plan, base, jobs, ret_error);
-        for (size_t f = 0; status == 0 && f < container->dense_count; f++) {
-            if (progress[f].damaged)
-                status = look_elsewhere(load, f, &again, ret_error);
+        status = read_wanted(filling, ret_error);
+        again = filling->failed_file != NULL;
+        if (status == 0 && again)
+            status = drop_copy(filling, ret_error);
+        for (size_t f = 0; status == 0 && f < count; f++) {
+            if (!filling->progress[f].damaged)
+                continue;
+            again = true;
+            status = look_elsewhere(filling, &filling->progress[f], ret_error);
         }
     }
-    load->progress = NULL;
+    return status;
+}
+
+static int compare_places(const void *a, const void *b)
+{
+    const struct tensor *x = *(const struct tensor *const *)a, *y = *(const struct tensor *const *)b;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+static int open_progress(struct dense_progress *progress, const struct safetensors *file)
+{
+    progress->count = (data_bytes(file) + PIECE_BYTES - 1) / PIECE_BYTES;
+    progress->pieces = calloc(progress->count + 1, sizeof(*progress->pieces));
+    progress->order = calloc(file->count + 1, sizeof(*progress->order));
+    progress->jobs = calloc(progress->count + file->count + 1, sizeof(*progress->jobs));
+    progress->state = XXH3_createState();
+    if (!progress->pieces || !progress->order || !progress->jobs || !progress->state)
+        return -ENOMEM;
+    for (size_t t = 0; t < file->count; t++)
+        progress->order[t] = &file->tensors[t];
+    qsort(progress->order, file->count, sizeof(const struct tensor *), compare_places);
+    return 0;
+}
+
+static void close_progress(struct dense_progress *progress, bool reading)
+{
+    if (!reading) /* else the process ends with reads in flight, and their pieces must stay */
+        free(progress->pieces);
+    free(progress->order);
+    free(progress->jobs);
+    XXH3_freeState(progress->state);
+}
+
+static int fill_data(struct dense_filling *filling, struct error *ret_error)
+{
+    const struct container *container = filling->load->copies->container;
+    _cleanup_free_ struct dense_progress *progress = calloc(container->dense_count + 1, sizeof(*progress));
+    int status = progress ? 0 : -ENOMEM;
+    for (size_t f = 0; status == 0 && f < container->dense_count; f++)
+        status = open_progress(&progress[f], &container->dense[f].header);
+    filling->progress = progress;
+    status = status == 0 ? read_until_good(filling, ret_error)
+                         : error_set(ret_error, ENOMEM, "dense weights: out of memory");
+    for (size_t f = 0; progress && f < container->dense_count; f++)
+        close_progress(&progress[f], filling->load->reader->flying > 0);
     return status;
 }
 
 /* Fills the data while the segment gets its memory. */
-static int fill_segment(struct dense_load *load, const struct dense_plan *plan, const struct segment *segment,
+static int fill_segment(const struct dense_load *load, const struct dense_plan *plan, const struct segment *segment,
                         struct error *ret_error)
 {
-    struct dense_memory memory = {.load = load, .segment = segment};
-    atomic_init(&memory.ready, plan->head_bytes);
-    bool ahead = pthread_create(&memory.thread, NULL, make_memory, &memory) == 0;
+    struct dense_filling filling = {
+        .load = load, .plan = plan, .base = segment->base, .memory = {.load = load, .segment = segment}};
+    struct dense_memory *memory = &filling.memory;
+    atomic_init(&memory->ready, plan->head_bytes);
+    bool ahead = pthread_create(&memory->thread, NULL, make_memory, memory) == 0;
     if (!ahead) /* all of it first, then */
-        make_memory(&memory);
-    load->memory = &memory;
-    int status = fill_data(load, plan, segment->base, ret_error);
-    atomic_store(&memory.stop, true);
+        make_memory(memory);
+    int status = fill_data(&filling, ret_error);
+    atomic_store(&memory->stop, true);
     if (ahead)
-        pthread_join(memory.thread, NULL);
-    load->memory = NULL;
+        pthread_join(memory->thread, NULL);
     return status;
 }
 
-int dense_load(struct dense_load *load, struct error *ret_error)
+int dense_load(const struct dense_load *load, struct error *ret_error)
 {
     _cleanup_(free_plan) struct dense_plan plan = {0};
     int status = make_plan(load->copies->container, &plan, ret_error);

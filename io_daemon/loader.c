@@ -203,7 +203,7 @@ static int load_dense(struct loader *loader, struct error *ret_error)
     struct dense_load load = {.instance = loader->instance,
                               .copies = &loader->copies,
                               .reader = &loader->reader,
-                              .verifier = loader->verifiers[0],
+                              .verifiers = loader->verifiers,
                               .control = loader->control,
                               .doorbell_fd = loader->doorbell_fd,
                               .verify = loader->facts.verify != VERIFY_OFF,

@@ -34,6 +34,16 @@ static void hand_over_verdict(struct verifier *verifier, struct verify_job *job)
     }
 }
 
+static bool verify(const struct verify_job *job)
+{
+    if (!job->state)
+        return XXH3_64bits(job->data, job->bytes) == job->expected;
+    if (job->first)
+        XXH3_64bits_reset(job->state);
+    XXH3_64bits_update(job->state, job->data, job->bytes);
+    return !job->last || XXH3_64bits_digest(job->state) == job->expected;
+}
+
 static void *verify_thread(void *argument)
 {
     struct verifier *verifier = argument;
@@ -46,7 +56,7 @@ static void *verify_thread(void *argument)
         struct verify_job *job = verifier->first;
         verifier->first = job->next;
         pthread_mutex_unlock(&verifier->mutex);
-        job->matches = XXH3_64bits(job->data, job->bytes) == job->expected;
+        job->matches = verify(job);
         atomic_fetch_add_explicit(verifier->counter, job->bytes, memory_order_relaxed);
         pthread_mutex_lock(&verifier->mutex);
         hand_over_verdict(verifier, job);

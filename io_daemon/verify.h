@@ -13,6 +13,9 @@
 struct verify_job {
     const void *data;
     size_t bytes;
+    struct XXH3_state_s
+        *state; /* NULL: `data` is all that is hashed; else a stretch, after those handed over before with this state */
+    bool first, last;  /* stretch; all but the last one match */
     uint64_t expected; /* XXH3-64 */
     void *owner;
     uint32_t index; /* the owner's */

@@ -16,6 +16,15 @@ top=$(cd "$(dirname "$0")/.." && pwd)
 builds=${CALYPTE_BUILD:-$top/build}
 passed=0
 failed=0
+names= # of what failed, a line each: said again at the end
+
+# fail NAME [COUNT]
+fail() {
+    echo "== $1: failed"
+    names="$names
+  $1"
+    failed=$((failed + ${2:-1}))
+}
 
 # Counts a check without tests of its own: check NAME COMMAND...
 check() {
@@ -25,8 +34,7 @@ check() {
     if "$@"; then
         passed=$((passed + 1))
     else
-        echo "== $name: failed"
-        failed=$((failed + 1))
+        fail "$name"
     fi
 }
 
@@ -52,10 +60,10 @@ suite() {
     skipped=$(grep -c '"result": "SKIP"' "$log" 2>/dev/null || true)
     all=$(grep -c '"result": "' "$log" 2>/dev/null || true)
     bad=$((${all:-0} - ${good:-0} - ${skipped:-0}))
-    [ "${all:-0}" -gt 0 ] || { echo "== no test ran in $folder"; bad=1; }
     [ "${skipped:-0}" = 0 ] || echo "== $skipped skipped in $folder"
     passed=$((passed + ${good:-0}))
-    failed=$((failed + bad))
+    [ "${all:-0}" -gt 0 ] || fail "any test in $folder"
+    [ "$bad" = 0 ] || fail "$(sed -n '/"result": "\(OK\|EXPECTEDFAIL\|SKIP\)"/!s/^{"name": "\([^"]*\)".*/\1/p' "$log" | tr '\n' ',') in $folder" "$bad"
 }
 
 # build_suite FOLDER TARGETS SETUP-ARGUMENTS...: a build that fails is a failed check
@@ -63,8 +71,7 @@ build_suite() {
     rm -f "$1/meson-logs/testlog.json"
     echo "== build $1"
     build "$@" && return 0
-    echo "== build $1: failed"
-    failed=$((failed + 1))
+    fail "build $1"
     return 1
 }
 
@@ -153,5 +160,6 @@ case $mode in
         ;;
 esac
 
+[ -z "$names" ] || echo "failed:$names"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

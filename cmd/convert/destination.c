@@ -90,7 +90,7 @@ int destination_check_empty(const struct write_folder *folder, bool journal, str
     DIR *names = fd < 0 ? NULL : fdopendir(fd);
     if (!names)
         return error_set(ret_error, errno, "%s: %s", folder->path, strerror(errno));
-    fd = -1; /* it is the stream's now */
+    (void)take_fd(fd); /* it is the stream's now */
     const struct dirent *entry;
     char found[NAME_MAX + 1] = "";
     while ((entry = readdir(names)) && !found[0]) {

@@ -464,12 +464,12 @@ static void check_dense(const struct world *world)
 static void test_dense(void **state)
 {
     (void)state;
-    const char *name = "dense-00002.safetensors";
+    const char *name = "dense-00001.safetensors";
     struct container *container;
     struct world world;
     struct iod_thread iod;
     assert_int_equal(container_open(paths[0], &container, NULL), 0);
-    uint64_t offset = safetensors_find(&container->dense[1].header, "model.big.1.weight")->offset + (3u << 20);
+    uint64_t offset = safetensors_find(&container->dense[0].header, "model.big.0.weight")->offset + (3u << 20);
     container_close(container);
 
     plan_faults(&io_method_uring, 0);
@@ -489,7 +489,7 @@ static void test_dense(void **state)
     open_world(&world, TOP_K, paths[1]);
     start(&iod, &world);
     check_dense(&world);
-    expect_lines(1, "tensor model.big.1.weight: its checksum differs, the bytes on disk are damaged: read from ");
+    expect_lines(1, "tensor model.big.0.weight: its checksum differs, the bytes on disk are damaged: read from ");
     expect_counts(&world, 0, 0, 1);
     assert_true(state_of(&world, 0) == COPY_USED && state_of(&world, 1) == COPY_USED);
     stop(&iod, &world);
@@ -497,7 +497,7 @@ static void test_dense(void **state)
     flip(1, name, offset);
     open_world(&world, TOP_K, paths[1]);
     assert_int_equal(iod_thread_start(&iod, &world, &faulty_method), -EBADMSG);
-    assert_non_null(strstr(iod.error.text, "model.big.1.weight"));
+    assert_non_null(strstr(iod.error.text, "model.big.0.weight"));
     assert_non_null(strstr(iod.error.text, paths[1]));
     world_close(&world);
     free(iod_thread_log());
