@@ -9,6 +9,9 @@
 
 #define CONFIG_MAX_BYTES (1u << 20)
 #define CHUNK_BYTES (4u << 20) /* made, hashed and written at a time */
+/* Of the residual stream's root mean square, what a layer's two additions have. With 1 the router of a layer would choose nearly anew
+ * after each addition, with 1/2 it keeps about as much of its choice as in trained models (compute/README.md, Lookahead). */
+#define RESIDUAL_SHARE 0.5f
 #define GOLDEN 0x9e3779b97f4a7c15ull
 #define F16_ONE 0x3c00u
 #define F16_FRACTION 0x3ffu
@@ -35,12 +38,18 @@ static void fill(uint64_t key, uint64_t first, void *ret_bytes, size_t bytes)
         words[i] = random_word(key, first + i);
 }
 
-/* Random bytes as quanta: any byte is two int4; int8 leaves out -128, which no conversion makes. */
+/* Random bytes as quanta around 0: the least value, which has no opposite (-128; -8, nibble 0), becomes 0. A mean that is not 0 would
+ * make every column alike, and give all tokens the same experts some layers on. */
 static void make_quanta(enum weight_format format, void *bytes, size_t count)
 {
     int8_t *quanta = bytes;
     for (size_t i = 0; format == WEIGHT_INT8 && i < count; i++)
-        quanta[i] = quanta[i] < -127 ? -127 : quanta[i];
+        quanta[i] = quanta[i] == -128 ? 0 : quanta[i];
+    uint64_t *words = bytes;
+    for (size_t i = 0; format == WEIGHT_INT4 && i < count / sizeof *words; i++) {
+        uint64_t w = words[i], none = ~(w | w >> 1 | w >> 2 | w >> 3) & 0x1111111111111111ull;
+        words[i] = w | none << 3;
+    }
 }
 
 /* Random bytes as scales: f16 from 1 to 2. */
@@ -54,18 +63,28 @@ static void make_scales(void *bytes, size_t count)
 /* The exponent with which quanta and scales as above have a root mean square next to `wanted`. */
 static int32_t exponent_for(enum weight_format format, float wanted)
 {
-    const float scale = 1.527525f;                                      /* sqrt(7 / 3): of numbers from 1 to 2 */
-    const float quantum = format == WEIGHT_INT4 ? 4.636809f : 73.6116f; /* of -8 .. 7; of -127 .. 127 with -127 twice */
+    const float scale = 1.527525f;                                       /* sqrt(7 / 3): of numbers from 1 to 2 */
+    const float quantum = format == WEIGHT_INT4 ? 4.183300f : 73.46727f; /* of -7 .. 7, of -127 .. 127, with 0 twice */
     int x;
     float m = frexpf(wanted / (scale * quantum), &x);
     return m < 0.70710678f ? x - 1 : x;
 }
 
-/* Unit variance out of unit variance in; embeddings are looked up, so theirs is their own. */
+static bool ends_with(const char *name, const char *end)
+{
+    size_t length = strlen(name), most = strlen(end);
+    return length >= most && strcmp(name + length - most, end) == 0;
+}
+
+/* Unit variance out of unit variance in, but for what is added to the residual stream; embeddings are looked up, so theirs is their
+ * own. */
 static float wanted_rms(const struct plan_unit *unit, uint64_t k)
 {
-    return strcmp(unit->sources[0].weight->tensor->name, "model.embed_tokens.weight") == 0 ? 1.0f
-                                                                                           : 1.0f / sqrtf((float)k);
+    const char *name = unit->sources[0].weight->tensor->name;
+    if (strcmp(name, "model.embed_tokens.weight") == 0)
+        return 1.0f;
+    bool adds = ends_with(name, ".o_proj.weight") || ends_with(name, ".down_proj.weight");
+    return (adds ? RESIDUAL_SHARE : 1.0f) / sqrtf((float)k);
 }
 
 /* Streams one tensor of random bytes, made into weights by the caller's kind: quanta (format) or scales (0). */
@@ -155,7 +174,8 @@ static int synth_expert(const struct unit_target *target, const struct plan_unit
     }
     for (int m = 0; m < EXPERT_MATRICES; m++)
         target->exponents[unit->expert * EXPERT_MATRICES + (uint32_t)m] =
-            exponent_for(shape->format, 1.0f / sqrtf((float)expert_columns(shape, (enum expert_matrix)m)));
+            exponent_for(shape->format, (m == EXPERT_DOWN ? RESIDUAL_SHARE : 1.0f) /
+                                            sqrtf((float)expert_columns(shape, (enum expert_matrix)m)));
     int status = unit_stopped(target, ret_error);
     return status == 0 ? tensor_write_expert(target, unit, blob, ret_error) : status;
 }

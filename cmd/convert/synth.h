@@ -5,7 +5,8 @@
  * makes quanta and scales up. Every word comes from the seed, the tensor's name and its place (a counter-based
  * generator), so the bytes do not depend on threads, interruptions or the machine. Scales are such that a product
  * with activations of unit variance has unit variance again: nothing overflows however deep the model is; embeddings
- * have unit variance, so that rows differ and the router spreads them. */
+ * have unit variance, so that rows differ and the router spreads them; what attention and experts add to them has half of it, so that
+ * layers agree on a row about as much as in a trained model, and reading ahead is worth as much. */
 #pragma once
 
 #include "cmd/convert/unit.h"
