@@ -9,9 +9,11 @@
 #include <xxhash.h>
 
 #define EXPONENTS "experts.exponents"
-#define PADDING "padding" /* fills a file up to 4096; no weight */
-#define POPULATE_THREADS 4u
-#define POPULATE_STRETCH ((size_t)128 << 20) /* has memory before the next is begun, and can be read into */
+#define PADDING "padding"   /* fills a file up to 4096; no weight */
+#define POPULATE_THREADS 4u /* while reads wait for memory */
+#define STRETCH_LEAST                                                                                                  \
+    ((size_t)32 << 20) /* has memory before the next is begun, and can be read into; doubled from the first on */
+#define STRETCH_MOST ((size_t)128 << 20)
 
 /* Where everything goes in the segment. */
 struct dense_plan {
@@ -106,12 +108,14 @@ struct dense_progress {
     const struct tensor *damaged; /* its checksum differs */
 };
 
-/* The segment gets its memory in the order in which it is read into, by threads that are ahead of the reads. */
+/* The segment gets its memory in the order in which it is read into, ahead of the reads: by one thread, which disturbs them least, and by
+ * more where it would not stay ahead (pages of 4 KiB, several drives). */
 struct dense_memory {
     const struct dense_load *load;
     const struct segment *segment;
     pthread_t thread;
-    _Atomic size_t ready; /* bytes from the beginning on that have memory */
+    _Atomic size_t ready;   /* bytes from the beginning on that have memory */
+    _Atomic size_t waiting; /* bytes of them that the reader has */
     _Atomic bool stop, failed;
     struct error error; /* of `failed` */
     int status;
@@ -126,11 +130,11 @@ static void ring_doorbell(const struct dense_load *load)
 static void *make_memory(void *argument)
 {
     struct dense_memory *memory = argument;
-    const struct segment_options options = {
-        .node = -1, .hugepages = memory->load->hugepages, .populate_threads = POPULATE_THREADS};
-    size_t bytes = memory->segment->bytes, ready = atomic_load(&memory->ready);
+    struct segment_options options = {.node = -1, .hugepages = memory->load->hugepages};
+    size_t bytes = memory->segment->bytes, ready = atomic_load(&memory->ready), stretch = STRETCH_LEAST;
     while (ready < bytes && !atomic_load(&memory->stop)) {
-        size_t stretch = bytes - ready < POPULATE_STRETCH ? bytes - ready : POPULATE_STRETCH;
+        options.populate_threads = atomic_load(&memory->waiting) < STRETCH_MOST ? POPULATE_THREADS : 1;
+        stretch = bytes - ready < stretch ? bytes - ready : stretch;
         memory->status = segment_populate_mapped(memory->load->instance, "dense", memory->segment, ready, stretch,
                                                  &options, &memory->error);
         if (memory->status < 0) {
@@ -139,6 +143,7 @@ static void *make_memory(void *argument)
             break;
         }
         ready += stretch;
+        stretch = 2 * stretch < STRETCH_MOST ? 2 * stretch : STRETCH_MOST;
         atomic_store(&memory->ready, ready);
         ring_doorbell(memory->load);
     }
@@ -354,6 +359,7 @@ static int read_wanted(struct dense_filling *filling, struct error *ret_error)
         bool going_on = status == 0 && !filling->failed_file;
         if (going_on)
             add_pieces(filling);
+        atomic_store(&filling->memory.waiting, filling->reading * PIECE_BYTES);
         collect_verdicts(filling);
         if (filling->reading == 0 && filling->verifying == 0 &&
             !(going_on && filling->first < filling->load->copies->container->dense_count))

@@ -41,7 +41,7 @@ start touch_memory ""
 # Even tokens use nearly all experts of the one MoE layer; the next start loads them: while the rest of the pool gets its memory, and after that.
 # Counted are the looks at which some still wait.
 up 5200M
-calypte bench decode "$folder/start" --context 32 --tokens 400 --runs 1 --pool 5200M --zipf 0.1 >/dev/null
+calypte bench decode "$folder/start" --context 32 --tokens 100 --runs 1 --pool 5200M --zipf 0.1 >/dev/null
 calypte down -n $name
 limit=$(drive)
 touch_memory
