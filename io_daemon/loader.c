@@ -35,6 +35,7 @@
 #include <sys/file.h>
 
 #define LOCK_FILE "iod.lock"
+#define CALM_NS UINT64_C(100000000) /* longer than a step is without a demand */
 #define LOCK_RETRY_MS 5
 #define LOCK_PATIENCE_NS (UINT64_C(60) * 1000000000u) /* after that a hanging lock no longer stops loads */
 #define LOCK_SLOW_RETRY_MS 1000
@@ -62,6 +63,7 @@ struct loader {
     struct buffers buffers;
     struct loads loads;
     struct guesses guesses;
+    uint64_t demanded_ns; /* when a demand was outstanding last */
     struct follower follower;
     bool liar[MAX_WORKERS]; /* logged once */
     bool stopping;
@@ -519,7 +521,9 @@ static void publish_state(struct loader *loader)
     struct iod_line *line = &loader->control->iod;
     const struct requests *requests = &loader->requests;
     bool busy = requests->queued[PRIORITY_DEMAND] || loader->loads.active > loader->loads.background;
-    uint64_t busy_ns = guesses_clock(&loader->guesses, busy, monotonic_ns()), flying = 0;
+    uint64_t now = monotonic_ns(), busy_ns = guesses_clock(&loader->guesses, busy, now), flying = 0;
+    loader->demanded_ns = busy ? now : loader->demanded_ns;
+    loader->reader.calm = now - loader->demanded_ns > CALM_NS;
     for (uint32_t d = 0; d < READER_DRIVES; d++)
         flying += loader->reader.drives[d].flying_bytes;
     placement_publish_heat(&loader->placement);
@@ -567,7 +571,9 @@ int loader_run(struct loader *loader, struct error *ret_error)
         collect_verdicts(loader);
         bool starved = may_load && serve_queues(loader);
         publish_state(loader);
-        bool registering = buffers_keep(&loader->buffers, placement_capacity(&loader->placement));
+        /* Not while memory is made: it would wait for the thread that makes it, in the kernel, and the drive would run dry. */
+        bool registering =
+            !size_is_growing(&loader->size) && buffers_keep(&loader->buffers, placement_capacity(&loader->placement));
         int timeout_ms = registering ? 0 : starved || shrinking ? STARVED_RETRY_MS : -1;
         if (!loader->lock_held)
             timeout_ms = may_load ? LOCK_SLOW_RETRY_MS : LOCK_RETRY_MS;

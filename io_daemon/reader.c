@@ -46,7 +46,7 @@ void reader_add(struct reader *reader, struct piece *piece)
 static uint64_t most_bytes(const struct reader *reader, bool background)
 {
     uint64_t most = reader->most_bytes ? reader->most_bytes : READER_IN_FLIGHT;
-    return background ? most / READER_BACKGROUND : most;
+    return background && !reader->calm ? most / READER_BACKGROUND : most;
 }
 
 bool reader_has_room(const struct reader *reader, uint8_t drive, bool background)

@@ -10,10 +10,10 @@
 #include <stdbool.h>
 
 #define READER_IN_FLIGHT (UINT64_C(32) << 20) /* bytes of a drive */
-#define READER_BACKGROUND 4u                  /* one in so many of them is for pieces in the background */
-#define READER_DEPTH 64u                      /* reads in flight, where they are small */
-#define READER_DRIVES 16u                     /* drives that have bounds of their own */
-#define PIECE_BYTES (UINT64_C(2) << 20)       /* the largest piece */
+#define READER_BACKGROUND 4u            /* one in so many of them is for pieces in the background, unless all is calm */
+#define READER_DEPTH 64u                /* reads in flight, where they are small */
+#define READER_DRIVES 16u               /* drives that have bounds of their own */
+#define PIECE_BYTES (UINT64_C(2) << 20) /* the largest piece */
 
 struct piece {
     struct io_read read; /* what is still to come; first member, so that a finished read is its piece */
@@ -58,6 +58,8 @@ struct reader {
     uint32_t most_reads; /* of all */
     struct drive drives[READER_DRIVES];
     uint32_t flying; /* reads, of all drives */
+    bool
+        calm; /* W: the owner: nobody waits for a piece, or did lately, so that the background may have all that may fly */
     /* W: the owner. Bit c: copy c is read no more, and what is still in flight from there comes back whole or as failed,
      * never to be resumed there. */
     uint32_t dropped_copies;

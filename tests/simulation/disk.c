@@ -129,17 +129,19 @@ static void hurt_once(struct simulation *sim, struct flying *flying)
 static void check_submission(struct simulation *sim, const struct flying *flying)
 {
     const struct piece *piece = (const struct piece *)(void *)flying->read;
-    uint64_t bytes = 0, reads = 0,
-             most = piece->background ? sim->plan.in_flight / READER_BACKGROUND : sim->plan.in_flight;
+    uint64_t bytes = 0, reads = 0, demands = 0, most = drives_most_bytes(sim, piece->background);
     for (uint32_t i = 0; i < SIM_FLYING; i++) {
         if (sim->flying[i].used && sim->flying[i].ring == sim->ring && &sim->flying[i] != flying) {
             bytes += sim->flying[i].drive == flying->drive ? sim->flying[i].bytes : 0;
             reads++;
+            demands += !((const struct piece *)(void *)sim->flying[i].read)->background;
         }
     }
     if (bytes && bytes + flying->bytes > most)
         violated(sim, "%llu bytes of drive %u in flight, %llu are the most",
                  (unsigned long long)(bytes + flying->bytes), flying->drive, (unsigned long long)most);
+    if (piece->background && sim->reader->calm && demands)
+        violated(sim, "%llu demands are in flight, and the background may have all", (unsigned long long)demands);
     drives_check_read(sim, flying);
     if (reads >= READER_DEPTH)
         violated(sim, "more than %u reads in flight", READER_DEPTH);

@@ -336,9 +336,9 @@ static void check_states(const struct simulation *sim)
         violated(sim, "%u lines tell of copies that are not used", sim->refusals_told);
 }
 
-static uint64_t most_bytes(const struct simulation *sim, bool background)
+uint64_t drives_most_bytes(const struct simulation *sim, bool background)
 {
-    return background ? sim->plan.in_flight / READER_BACKGROUND : sim->plan.in_flight;
+    return background && !sim->reader->calm ? sim->plan.in_flight / READER_BACKGROUND : sim->plan.in_flight;
 }
 
 /* A drive that has a piece waiting, and room for it, was not left idle; what is counted of it is what happened. */
@@ -359,7 +359,7 @@ static void check_drive(const struct simulation *sim, uint32_t index)
                  (unsigned long long)drive->flying_bytes);
     const struct piece *const waiting[] = {drive->urgent.first, drive->background.first};
     for (uint32_t q = 0; q < 2 && !sim->full && sim->reader->flying < READER_DEPTH; q++)
-        if (waiting[q] && (!reads || bytes + waiting[q]->read.bytes <= most_bytes(sim, q == 1)))
+        if (waiting[q] && (!reads || bytes + waiting[q]->read.bytes <= drives_most_bytes(sim, q == 1)))
             violated(sim, "drive %u has room, and %zu bytes wait for it", minor, waiting[q]->read.bytes);
     if (!sim->stop_told &&
         (atomic_load(&line->bytes) != sim->drive[minor].bytes || atomic_load(&line->reads) != sim->drive[minor].reads))
@@ -374,7 +374,7 @@ static bool has_room(const struct simulation *sim, size_t file)
         if (!(sim->copies->live >> c & 1))
             continue;
         const struct drive *drive = &sim->reader->drives[sim->copies->copy[c].files[file].drive];
-        if (drive->flying_bytes + drive->urgent.bytes >= most_bytes(sim, false))
+        if (drive->flying_bytes + drive->urgent.bytes >= drives_most_bytes(sim, false))
             return false;
     }
     return true;

@@ -239,6 +239,7 @@ void drives_plan(struct simulation *sim);
 uint32_t drive_of(const struct simulation *sim, const struct sim_file *file);
 const struct sim_file *drives_file(const struct simulation *sim, int fd);
 uint64_t drives_due(struct simulation *sim, uint32_t drive, size_t bytes);
+uint64_t drives_most_bytes(const struct simulation *sim, bool background); /* that may fly */
 /* A load of the expert begins. */
 void drives_begin_load(struct simulation *sim, uint32_t expert);
 bool drives_hurt(const struct simulation *sim, uint32_t expert);

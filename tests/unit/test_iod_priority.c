@@ -180,28 +180,47 @@ static void test_promoted_in_queue(void **state)
 }
 
 /* A guess whose slot is LOADING while its bytes still wait: they pass those of other guesses, and beyond what guesses
- * may have in flight. */
+ * may have in flight while a demand is outstanding, or was lately. */
 static void test_promoted_while_loading(void **state)
 {
     (void)state;
     struct bench bench;
     start(&bench, large_path, 32);
-    const uint32_t fit =
-        (uint32_t)(READER_IN_FLIGHT / READER_BACKGROUND / (bench.world.pool.slice_bytes * EXPERT_SLICES));
+    const uint32_t fit = /* beside the demand */
+        (uint32_t)(READER_IN_FLIGHT / READER_BACKGROUND / (bench.world.pool.slice_bytes * EXPERT_SLICES)) - 1;
     assert_true(fit < 12 && bench.world.pool.slice_bytes * EXPERT_SLICES <= PIECE_BYTES);
     atomic_store(&fault_plan.hold_all, 1);
+    world_ask(&bench.world, 1, 31, bench.tick);
+    expect_reads(&bench, 1);
     guess_range(&bench, 0, 12);
-    expect_reads(&bench, fit);
+    expect_reads(&bench, 1 + fit);
     struct slot_ref ref;
     assert_int_equal(pool_pin(&bench.world.pool, fit, 0, bench.tick, &ref), -EAGAIN); /* LOADING */
     world_ask(&bench.world, 0, fit, bench.tick);
-    expect_reads(&bench, fit + 1);
+    expect_reads(&bench, 1 + fit + 1);
     assert_int_equal(fault_plan.last_offset, blob_offset(large_path, fit));
     assert_int_equal(bench.world.control->iod.guesses_used, 1);
     atomic_store(&fault_plan.hold_all, 0);
     use_expert(&bench, 0, fit, 0);
-    expect_loads(&bench, 12);
-    assert_int_equal(reads_of(&bench), 12);
+    use_expert(&bench, 1, 31, 0);
+    expect_loads(&bench, 1 + 12);
+    assert_int_equal(reads_of(&bench), 1 + 12);
+    stop(&bench);
+}
+
+/* Where nobody has demanded anything, guesses may have all that may be in flight. */
+static void test_calm(void **state)
+{
+    (void)state;
+    struct bench bench;
+    start(&bench, large_path, 32);
+    const uint32_t fit = (uint32_t)(READER_IN_FLIGHT / (bench.world.pool.slice_bytes * EXPERT_SLICES));
+    assert_true(fit > 8 && fit < 26);
+    atomic_store(&fault_plan.hold_all, 1);
+    guess_range(&bench, 0, 26);
+    expect_reads(&bench, fit);
+    atomic_store(&fault_plan.hold_all, 0);
+    expect_loads(&bench, 26);
     stop(&bench);
 }
 
@@ -622,6 +641,7 @@ int main(void)
         cmocka_unit_test(test_demand_overtakes),
         cmocka_unit_test(test_promoted_in_queue),
         cmocka_unit_test(test_promoted_while_loading),
+        cmocka_unit_test(test_calm),
         cmocka_unit_test(test_used_before_asked),
         cmocka_unit_test(test_dropped),
         cmocka_unit_test(test_guess_waits),
