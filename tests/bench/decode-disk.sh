@@ -31,6 +31,7 @@ beside "chosen tokens, prefetch=on" on
 beside "Zipf tokens" off --zipf 1
 beside "Zipf tokens, prefetch=on" on --zipf 1
 
+[ "$pairs" -gt 0 ] || exit 0
 i=0
 while [ $i -lt "$pairs" ]; do
     for choice in off auto; do
