@@ -387,16 +387,28 @@ static int read_wanted(struct dense_filling *filling, struct error *ret_error)
     }
 }
 
+/* Each file that is not whole can still be read from a copy other than that one. */
+static bool is_dispensable(const struct dense_filling *filling, uint32_t copy)
+{
+    const struct copies *copies = filling->load->copies;
+    uint32_t others = copies->live & ~(1u << copy);
+    bool all = true;
+    for (size_t f = 0; f < copies->container->dense_count; f++) {
+        const struct dense_progress *progress = &filling->progress[f];
+        all = all && (progress->whole == progress->count || (others & ~progress->tried));
+    }
+    return all;
+}
+
 /* After a read that failed: what is not whole is read from another copy; none: the error. */
 static int drop_copy(struct dense_filling *filling, struct error *ret_error)
 {
     struct copies *copies = filling->load->copies;
     struct dense_progress *progress = filling->failed_file;
     bool fault = copies_is_fault(filling->result);
-    progress->tried |= 1u << progress->copy;
     if (fault)
         copies_count_failure(copies, progress->copy);
-    if (!fault || !(copies->live & ~progress->tried)) {
+    if (!fault || !is_dispensable(filling, progress->copy)) {
         *ret_error = filling->error;
         return filling->status;
     }
@@ -451,7 +463,9 @@ static int read_until_good(struct dense_filling *filling, struct error *ret_erro
 static int compare_places(const void *a, const void *b)
 {
     const struct tensor *x = *(const struct tensor *const *)a, *y = *(const struct tensor *const *)b;
-    return x->offset < y->offset ? -1 : x->offset > y->offset;
+    if (x->offset != y->offset)
+        return x->offset < y->offset ? -1 : 1;
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* an empty one stands before its neighbour */
 }
 
 static int open_progress(struct dense_progress *progress, const struct safetensors *file)
