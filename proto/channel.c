@@ -66,6 +66,11 @@ int channel_fd(struct channel *channel)
     return channel->requests ? request_socket_fd(channel->requests) : reply_socket_fd(channel->replies);
 }
 
+void channel_connect(struct channel *channel)
+{
+    request_socket_connect(channel->requests);
+}
+
 int channel_send(struct channel *channel, const void *bytes, size_t size, int timeout_ms, struct error *ret_error)
 {
     if (channel->requests)

@@ -32,6 +32,9 @@ void channel_close(struct channel *channel);
  * end (-EAGAIN, -ECONNRESET). So a dialler whose send was -EAGAIN sends again after a receive. */
 int channel_fd(struct channel *channel);
 
+/* A dialler: connects where there is no connection and somebody listens; does not wait. */
+void channel_connect(struct channel *channel);
+
 /* A listener's send goes to whoever it received from last and never waits: who is gone has no answer. A dialler is connected
  * once the listener's owner has received, be it nothing. For a dialler, timeout_ms: negative waits for ever, 0 tries once.
  * -EAGAIN (tried once), -ETIMEDOUT: nobody takes it yet. 0: it is taken, and goes out now or with later receives. */

@@ -173,6 +173,11 @@ static int make_ready(struct request_socket *socket)
     return nobody_listens(status) ? -EAGAIN : status;
 }
 
+void request_socket_connect(struct request_socket *socket)
+{
+    (void)make_ready(socket); /* if it is not, the next send tries again */
+}
+
 static int send_once(struct request_socket *socket, const void *bytes, size_t size)
 {
     int status = make_ready(socket);

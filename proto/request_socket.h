@@ -22,6 +22,9 @@ void request_socket_close(struct request_socket *socket);
  * the rest of what was sent. request_socket_receive does it. */
 int request_socket_fd(const struct request_socket *socket);
 
+/* Connects where there is no connection and somebody listens; does not wait. */
+void request_socket_connect(struct request_socket *socket);
+
 /* timeout_ms: negative waits for ever, 0 tries once. A message is taken when the one before is out, and its rest is sent
  * by later calls. -EAGAIN (tried once), -ETIMEDOUT: nothing of it was taken: nobody listens, or has greeted, or reads.
  * Where the connection has ended it connects anew, and what was unread is lost. A request replaces the one before, and

@@ -436,6 +436,9 @@ void scheduler_wake(struct scheduler *scheduler)
         end_carried(scheduler, true, "restarted",
                     stopping ? STOPPING : "a process of the instance died while it worked on this request; ask again");
     }
+    /* Now, so that no answer waits for it, or writes the time of this access to the drive that the sockets' folder is on. */
+    for (uint32_t w = 0; scheduler_serving(scheduler) && w < scheduler->facts.workers; w++)
+        channel_connect(scheduler->workers[w]);
     keep_going(scheduler);
 }
 
