@@ -522,7 +522,7 @@ static void publish_state(struct loader *loader)
     const struct requests *requests = &loader->requests;
     bool busy = requests->queued[PRIORITY_DEMAND] || loader->loads.active > loader->loads.background;
     uint64_t now = monotonic_ns(), busy_ns = guesses_clock(&loader->guesses, busy, now), flying = 0;
-    loader->demanded_ns = busy ? now : loader->demanded_ns;
+    loader->demanded_ns = busy || busy_ns > 0 ? now : loader->demanded_ns;
     loader->reader.calm = now - loader->demanded_ns > CALM_NS;
     for (uint32_t d = 0; d < READER_DRIVES; d++)
         flying += loader->reader.drives[d].flying_bytes;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define LATE_MOST_NS 68000000u
+#define LATELY_NS UINT64_C(100000000)             /* so long after a demand the background has its share only */
 #define STARVED_RETRY_MS 100                      /* io_daemon/loader.c's, and no other of its timers */
 #define WORD_INVERSE UINT64_C(0xF1DE83E19937733D) /* of the factor of expert_word() in tests/unit/iod_harness.h */
 
@@ -129,19 +130,23 @@ static void hurt_once(struct simulation *sim, struct flying *flying)
 static void check_submission(struct simulation *sim, const struct flying *flying)
 {
     const struct piece *piece = (const struct piece *)(void *)flying->read;
-    uint64_t bytes = 0, reads = 0, demands = 0, most = drives_most_bytes(sim, piece->background);
+    uint64_t bytes = 0, reads = 0, most = drives_most_bytes(sim, piece->background);
+    bool demands = !piece->background && !flying->direct;
     for (uint32_t i = 0; i < SIM_FLYING; i++) {
         if (sim->flying[i].used && sim->flying[i].ring == sim->ring && &sim->flying[i] != flying) {
             bytes += sim->flying[i].drive == flying->drive ? sim->flying[i].bytes : 0;
             reads++;
-            demands += !((const struct piece *)(void *)sim->flying[i].read)->background;
+            demands |= !((const struct piece *)(void *)sim->flying[i].read)->background && !sim->flying[i].direct;
         }
     }
     if (bytes && bytes + flying->bytes > most)
         violated(sim, "%llu bytes of drive %u in flight, %llu are the most",
                  (unsigned long long)(bytes + flying->bytes), flying->drive, (unsigned long long)most);
-    if (piece->background && sim->reader->calm && demands)
-        violated(sim, "%llu demands are in flight, and the background may have all", (unsigned long long)demands);
+    flying->ring->demanded_ns = demands ? sim->now_ns : flying->ring->demanded_ns;
+    if (piece->background && sim->reader->calm && flying->ring->demanded_ns &&
+        sim->now_ns - flying->ring->demanded_ns <= LATELY_NS)
+        violated(sim, "the background may have all that may fly, %llu ns after a demand",
+                 (unsigned long long)(sim->now_ns - flying->ring->demanded_ns));
     drives_check_read(sim, flying);
     if (reads >= READER_DEPTH)
         violated(sim, "more than %u reads in flight", READER_DEPTH);

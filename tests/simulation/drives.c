@@ -299,8 +299,12 @@ void drives_check_read(struct simulation *sim, const struct flying *flying)
         violated(sim, "a read of copy %u, which is dropped", flying->copy);
     if (sim->copies->drives[piece->drive] != makedev(FAKE_MAJOR, flying->drive))
         violated(sim, "a read of drive %u is counted for another", flying->drive);
-    if (sim->copies->live != 3 || flying->direct)
+    if (sim->copies->live != 3)
         return;
+    if (flying->direct) {
+        sim->coverage->dense_reads[flying->copy]++;
+        return;
+    }
     bool fast[MAX_COPIES];
     for (uint32_t c = 0; c < MAX_COPIES; c++)
         fast[c] = is_fast(&plan->drive[plan->drive_of[c][sim->file_of[flying->read->fd]->stripe]]);

@@ -148,6 +148,8 @@ static uint32_t print_coverage(const struct coverage *c)
                 {"experts READY that one of two copies has damaged", c->saved},
                 {"reads of the faster copy", c->fast_reads},
                 {"reads of the slower copy", c->slow_reads},
+                {"reads of dense weights of the first of two copies", c->dense_reads[0]},
+                {"reads of dense weights of the second", c->dense_reads[1]},
                 {"warm-ups", c->warmups},
                 {"uses remembered", c->remembered}};
     uint32_t missing = 0;

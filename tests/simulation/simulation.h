@@ -69,6 +69,7 @@ struct sim_ring {
     int lock_fd;
     bool alive;
     uint32_t flying;
+    uint64_t demanded_ns;   /* when a demand was seen in flight last; 0: never */
     struct io_read *ghosts; /* of a dead daemon: what its own memory still believes to be under way */
 };
 
@@ -140,7 +141,7 @@ enum trouble { T_RESIZE, T_HOLD, T_KILL, T_KILL_IN_TURN, T_STOP, T_WORKER, T_EPO
 struct coverage {
     uint64_t seeds, events, steps, failed_steps, waves, loads, guesses, evictions, late_reads, quarantined, flips,
         refused, preempted, reads_hurt, punches, troubles[TROUBLES], dead_drives, failing_reads, dropped, saved,
-        fast_reads, slow_reads, warmups, remembered;
+        fast_reads, slow_reads, dense_reads[MAX_COPIES], warmups, remembered;
 };
 
 struct simulation {

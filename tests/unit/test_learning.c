@@ -295,8 +295,8 @@ static void test_bounded(void **state)
         if (i % 1000 == 0)
             most = bytes_of(scratch->path) > most ? bytes_of(scratch->path) : most;
     }
-    for (int tries = 0; most == first && tries < 10000;
-         tries++) { /* the thread that appends may not have had a core yet */
+    /* The thread that appends may not have had a core yet. */
+    for (int tries = 0; most == first && tries < 10000; tries++) {
         usleep(1000);
         most = bytes_of(scratch->path);
     }
