@@ -126,7 +126,7 @@ struct lfru {
     uint32_t experts, per_layer, layer_count, capacity;
     uint32_t weights[ESTIMATORS]; /* of the rank */
     double rate;                  /* uses a tick of an expert whose rank is now */
-    uint32_t stays;               /* evictions before the estimators are weighed again */
+    uint32_t unweighed;           /* evictions since the estimators were weighed */
     uint32_t layer, expert;       /* of the last use */
     uint32_t prompt_uses;         /* of that layer in this step, by prompts alone */
     uint64_t step_ticks;          /* of the step so far */
@@ -308,7 +308,7 @@ static void weigh_estimators(struct lfru *lfru)
     for (uint32_t k = 0; k < ESTIMATORS; k++)
         rate += lfru->weights[k] * log(M_LN2 / lfru->estimators[k].half_life);
     lfru->rate = exp(rate / (1u << WEIGHT_BITS));
-    lfru->stays = lfru->capacity;
+    lfru->unweighed = 0;
     make_stale(lfru);
     for (uint32_t e = 0; e < lfru->experts; e++)
         rank_expert(lfru, e);
@@ -515,9 +515,7 @@ void lfru_evict(struct lfru *lfru, uint32_t expert)
         return;
     lfru_remove(lfru, expert);
     tick(lfru, TICKS_EVICTION);
-    if (lfru->stays > 0)
-        lfru->stays--;
-    else
+    if (lfru->unweighed++ >= lfru->capacity)
         weigh_estimators(lfru);
 }
 
@@ -531,7 +529,6 @@ void lfru_hold(struct lfru *lfru, uint32_t expert, bool held)
 void lfru_resize(struct lfru *lfru, uint32_t capacity)
 {
     lfru->capacity = capacity > 0 ? capacity : 1;
-    lfru->stays = lfru->stays < lfru->capacity ? lfru->stays : lfru->capacity;
     for (uint32_t k = 0; k < ESTIMATORS; k++)
         settle_mark(&lfru->estimators[k], lfru->capacity);
 }

@@ -1,12 +1,11 @@
 #!/bin/sh
 # A start with more than 8 GB of dense weights, and then the warm-up by what an earlier session used: each beside what `calypte iobench` gets
-# of the same drive into the same kind of memory. O_DIRECT: the page cache has no part in it. iobench reads experts; since a drive may give one
-# file faster than another, the dense weights also stand beside what fio gets of their own files.
+# of the same drive into the same kind of memory. O_DIRECT: the page cache has no part in it.
 #
-#   start.sh FOLDER     on the drive that is measured, with 14 GB free; 20 GB of /dev/shm; programs from the PATH, fio and jq
+#   start.sh FOLDER     on the drive that is measured, with 14 GB free; 20 GB of memory that is free; programs from the PATH and jq
 #
-# A virtual machine whose host takes back what the guest has freed pays for the first touch of every page, here 10 s for these weights: so as
-# much memory is touched just before each start. The first line is a start without that.
+# A virtual machine whose host takes back what the guest has freed pays for the first touch of every page, here 10 s for these weights: so nearly
+# all memory is touched just before each start, and freed at once. The first line is a start without that.
 set -eu
 [ $# -eq 1 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 folder=$1
@@ -17,37 +16,21 @@ trap 'calypte down -n $name >/dev/null 2>&1 || true; rm -rf "$CALYPTE_RUNTIME_DI
 trap 'exit 130' INT TERM # so that the other trap runs
 [ -d "$folder/start" ] || calypte synth "$folder/start" --like glm-5.2 --layers 18 --dense 17
 
-status() { calypte status -n $name --json | jq "$1"; }
 up() { calypte up "$folder/start" -n $name --pool "$1" --context 512 >/dev/null; }
 drive() { calypte iobench "$folder/start" --memory pool --block 2M --depth 32M --runs 1 --seconds 2 --json | jq .daemon.gbps; }
-files_alone() {
-    # glibc then asks for huge pages for fio's buffers
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --name=reads --readonly --filename="$(ls "$folder"/start/dense-*.safetensors | tr '\n' ':' | sed 's/:$//')" \
-        --rw=randread --bs=2M --iodepth=16 --ioengine=io_uring --direct=1 --time_based --ramp_time=200ms --runtime=2 --output-format=json |
-        jq '.jobs[0].read.bw_bytes / 1e9'
-}
 mean() { awk "BEGIN { print ($1 + $2) / 2 }"; } # of the drive before and after
-# beside WHAT GB SECONDS LIMIT-NAME LIMIT [LIMIT-NAME LIMIT]
-beside() {
-    awk 'BEGIN {
-        printf "%s: %.2f GB in %.2f s, %.2f GB/s", ARGV[1], ARGV[2], ARGV[3], ARGV[2] / ARGV[3]
-        for (i = 4; i < ARGC; i += 2)
-            printf "; %s %.2f GB/s: %.0f %%", ARGV[i], ARGV[i + 1], ARGV[2] / ARGV[3] * 100 / ARGV[i + 1]
-        print ""
-    }' "$@"
-}
-
-touch_memory() { head -c 20G /dev/zero >/dev/shm/bench-start; rm /dev/shm/bench-start; }
+# beside WHAT GB SECONDS LIMIT
+beside() { awk 'BEGIN { printf "%s: %.2f GB in %.2f s, %.2f GB/s; iobench %.2f GB/s: %.0f %%\n", ARGV[1], ARGV[2], ARGV[3], ARGV[2] / ARGV[3], ARGV[4], ARGV[2] / ARGV[3] * 100 / ARGV[4] }' "$@"; }
+touch_memory() { calypte bench memory --bytes 20000 --seconds 0.01 --runs 1 >/dev/null; }
 
 start() {
-    limit=$(drive) alone=$(files_alone)
+    limit=$(drive)
     $1
     up 400M
     line=$(sed -n 's/.*dense weights: \([0-9.]*\) GB in \([0-9.]*\) s.*/\1 \2/p' "$CALYPTE_RUNTIME_DIR/$name/calypte-iod.log")
     ms=$(sed -n 's/.*calypte-iod is ready after \([0-9]*\) ms/\1/p' "$CALYPTE_RUNTIME_DIR/$name/supervisor.log")
     calypte down -n $name
-    beside "dense weights$2, iod ready after $ms ms" "${line% *}" "${line#* }" iobench "$(mean "$limit" "$(drive)")" \
-        "fio on the same files" "$(mean "$alone" "$(files_alone)")"
+    beside "dense weights$2, iod ready after $ms ms" "${line% *}" "${line#* }" "$(mean "$limit" "$(drive)")"
 }
 start : ", memory not touched before"
 start touch_memory ""
@@ -71,6 +54,6 @@ calypte down -n $name
 limit=$(mean "$limit" "$(drive)")
 for part in false true; do
     awk -v part=$part '$3 == part { if (!n++) { t = $1; b = $2 } T = $1; B = $2 } END { if (n > 1) print (B - b) / 1e9, T - t }' "$CALYPTE_RUNTIME_DIR/looks" | while read -r gb seconds; do
-        beside "warm-up, the whole pool stands: $part" "$gb" "$seconds" iobench "$limit"
+        beside "warm-up, the whole pool stands: $part" "$gb" "$seconds" "$limit"
     done
 done

@@ -146,6 +146,22 @@ static void test_same_calls_same_answers(void **state)
     lfru_close(other.lfru);
 }
 
+/* A pool's memory is made by and by, but before it is full nothing is given up: then how it grew makes no difference. */
+static void test_grown_pool(void **state)
+{
+    (void)state;
+    open_cache(&one, EXPERTS, PER_LAYER, 300);
+    open_cache(&other, EXPERTS, PER_LAYER, 300);
+    for (uint32_t capacity = 7; capacity < 300; capacity += 40)
+        lfru_resize(other.lfru, capacity);
+    lfru_resize(other.lfru, 300);
+    random_work(&one, 78, 50000);
+    random_work(&other, 78, 50000);
+    assert_int_equal(one.victims_hash, other.victims_hash);
+    lfru_close(one.lfru);
+    lfru_close(other.lfru);
+}
+
 /* However many residents there are, one is asked for; those that may not go add one each. */
 static void test_constant_questions(void **state)
 {
@@ -483,6 +499,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_work),
         cmocka_unit_test(test_same_calls_same_answers),
+        cmocka_unit_test(test_grown_pool),
         cmocka_unit_test(test_constant_questions),
         cmocka_unit_test(test_turns),
         cmocka_unit_test(test_recent),
