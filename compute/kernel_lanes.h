@@ -11,16 +11,16 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* One group: xs = absmax / 127, q = rint(x * (127 / absmax)), all 0 when absmax is 0 (or so small that 127 / absmax is no
- * f32). */
+ * f32). Where a value is no number xs is none either, so that no product with the group is. */
 ALWAYS_INLINE void quantise_group(const struct lanes x[GROUP / LANES], int8_t *ret_q, float *ret_scale,
                                   int32_t *ret_sum)
 {
     struct lanes greatest = lanes_magnitude(x[0]), q[GROUP / LANES];
     for (unsigned i = 1; i < GROUP / LANES; i++)
-        greatest = lanes_maximum(lanes_magnitude(x[i]), greatest);
-    float most = lanes_most(greatest);
-    struct lanes inverse = lanes_set(most > 0x1p-120f ? 127.0f / most : 0.0f);
-    *ret_scale = most > 0x1p-120f ? most / 127.0f : 0.0f;
+        greatest = lanes_greater_magnitude(lanes_magnitude(x[i]), greatest);
+    float most = lanes_greatest_magnitude(greatest);
+    struct lanes inverse = lanes_set(most <= 0x1p-120f ? 0.0f : 127.0f / most);
+    *ret_scale = most <= 0x1p-120f ? 0.0f : most / 127.0f;
     for (unsigned i = 0; i < GROUP / LANES; i++)
         q[i] = lanes_multiply(x[i], inverse);
     *ret_sum = lanes_store_bytes(q, ret_q);

@@ -76,6 +76,20 @@ static inline struct lanes lanes_magnitude(struct lanes x)
         x.lane[l] = float_of_bits(bits_of_float(x.lane[l]) & 0x7fffffffu);
     return x;
 }
+/* The greater of numbers without a sign, by their bits: beside what is no number, all others are less. */
+static inline struct lanes lanes_greater_magnitude(struct lanes a, struct lanes b)
+{
+    for (unsigned l = 0; l < LANES; l++)
+        a.lane[l] = bits_of_float(a.lane[l]) > bits_of_float(b.lane[l]) ? a.lane[l] : b.lane[l];
+    return a;
+}
+static inline float lanes_greatest_magnitude(struct lanes x)
+{
+    for (unsigned step = LANES / 2; step > 0; step /= 2)
+        for (unsigned l = 0; l < step; l++)
+            x.lane[l] = bits_of_float(x.lane[l]) > bits_of_float(x.lane[l + step]) ? x.lane[l] : x.lane[l + step];
+    return x.lane[0];
+}
 /* The 16 lanes of a sum as one number: lane l += lane l + 8, then + 4, + 2, + 1. */
 static inline float lanes_sum(struct lanes x)
 {

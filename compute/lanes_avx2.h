@@ -66,6 +66,21 @@ static inline struct lanes lanes_magnitude(struct lanes x)
     __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     return (struct lanes){{_mm256_and_ps(x.part[0], mask), _mm256_and_ps(x.part[1], mask)}};
 }
+/* The greater of numbers without a sign, by their bits: beside what is no number, all others are less. */
+static inline struct lanes lanes_greater_magnitude(struct lanes a, struct lanes b)
+{
+    for (unsigned i = 0; i < 2; i++)
+        a.part[i] =
+            _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a.part[i]), _mm256_castps_si256(b.part[i])));
+    return a;
+}
+static inline float lanes_greatest_magnitude(struct lanes x)
+{
+    __m256i eight = _mm256_max_epi32(_mm256_castps_si256(x.part[0]), _mm256_castps_si256(x.part[1]));
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    __m128i two = _mm_max_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(two, _mm_shuffle_epi32(two, 1))));
+}
 /* The 16 lanes of a sum as one number: lane l += lane l + 8, then + 4, + 2, + 1. */
 static inline float lanes_sum(struct lanes x)
 {

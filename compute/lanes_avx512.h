@@ -57,6 +57,16 @@ static inline struct lanes lanes_magnitude(struct lanes x)
 {
     return (struct lanes){_mm512_and_ps(x.all, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff)))};
 }
+/* The greater of numbers without a sign, by their bits: beside what is no number, all others are less. */
+static inline struct lanes lanes_greater_magnitude(struct lanes a, struct lanes b)
+{
+    return (struct lanes){
+        _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a.all), _mm512_castps_si512(b.all)))};
+}
+static inline float lanes_greatest_magnitude(struct lanes x)
+{
+    return float_of_bits((uint32_t)_mm512_reduce_max_epi32(_mm512_castps_si512(x.all)));
+}
 /* The 16 lanes of a sum as one number: lane l += lane l + 8, then + 4, + 2, + 1. */
 static inline float lanes_sum(struct lanes x)
 {

@@ -185,6 +185,25 @@ static void test_quantise_extremes(void **state)
     }
 }
 
+/* What is no number is not lost among those that are: the scale says so, and with it every product. */
+static void test_quantise_no_number(void **state)
+{
+    (void)state;
+    for (uint32_t s = 0; s < set_count; s++) {
+        for (int place = 0; place < 64; place++) {
+            float x[64], scale;
+            int8_t q[64];
+            for (int i = 0; i < 64; i++)
+                x[i] = i == place ? (place % 2 ? -NAN : NAN) : (float)i * 1e30f;
+            sets[s]->quantise(x, 64, q, &scale, NULL);
+            assert_true(isnan(scale));
+            x[place] = place % 2 ? INFINITY : -INFINITY;
+            sets[s]->quantise(x, 64, q, &scale, NULL);
+            assert_true(isinf(scale));
+        }
+    }
+}
+
 /* Activations of every kind: each group has a character of its own. */
 static void fill_activations(float *x, uint32_t n)
 {
@@ -753,6 +772,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_quantise),
         cmocka_unit_test(test_quantise_extremes),
+        cmocka_unit_test(test_quantise_no_number),
         cmocka_unit_test(test_fused),
         cmocka_unit_test(test_matmul),
         cmocka_unit_test(test_linear),
