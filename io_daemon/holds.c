@@ -3,11 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct held_wish {
-    float heat;
-    uint32_t expert;
-};
-
 int holds_open(struct control *control, struct placement *placement, struct requests *requests, struct holds *ret_holds,
                struct error *ret_error)
 {
@@ -35,14 +30,6 @@ static void hold_one(struct holds *holds, uint32_t expert, bool held)
         requests_warm(holds->requests, expert);
 }
 
-static int warmest_first(const void *left, const void *right)
-{
-    const struct held_wish *a = left, *b = right;
-    if (a->heat != b->heat)
-        return a->heat > b->heat ? -1 : 1;
-    return a->expert < b->expert ? -1 : a->expert > b->expert;
-}
-
 /* Into `keep`: what the user wants, at most so many of it. Returns how many. */
 static uint32_t choose(struct holds *holds, uint32_t most)
 {
@@ -50,10 +37,10 @@ static uint32_t choose(struct holds *holds, uint32_t most)
     for (uint32_t e = 0; e < holds->placement->pool->expert_count; e++) {
         uint64_t word = atomic_load_explicit(&holds->control->holds[e / 64], memory_order_relaxed);
         if (word >> e % 64 & 1)
-            holds->wishes[count++] = (struct held_wish){lfru_heat(holds->placement->lfru, e), e};
+            holds->wishes[count++] = (struct warmth){lfru_heat(holds->placement->lfru, e), e};
     }
     if (count > most) {
-        qsort(holds->wishes, count, sizeof(*holds->wishes), warmest_first);
+        sort_warmest(holds->wishes, count);
         count = most;
     }
     memset(holds->keep, 0, HOLD_WORDS * sizeof(*holds->keep));

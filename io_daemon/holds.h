@@ -6,15 +6,13 @@
 
 #include "io_daemon/placement.h"
 
-struct held_wish;
-
 struct holds {
     struct control *control;
     struct placement *placement;
     struct requests *requests;
-    uint64_t *held;           /* [HOLD_WORDS] what the policy has been told */
-    uint64_t *keep;           /* [HOLD_WORDS] what it shall be told */
-    struct held_wish *wishes; /* [experts] what the user wants */
+    uint64_t *held;        /* [HOLD_WORDS] what the policy has been told */
+    uint64_t *keep;        /* [HOLD_WORDS] what it shall be told */
+    struct warmth *wishes; /* [experts] what the user wants */
     uint32_t seen, slots;
     bool opened;
 };

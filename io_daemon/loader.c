@@ -9,6 +9,7 @@
  *   placement.c   which expert has which slot: taking over a pool, giving, evicting, quarantine; shm/lfru.c is the policy
  *   size.c        how many slots have memory: growing behind the first object, shrinking, as the supervisor says
  *   holds.c       experts that the user holds in the pool
+ *   warmup.c      filling the slots that come when the pool grows
  *   buffers.c     the part of the pool that io_uring knows in advance
  *   loads.c       the experts that are being read: pieces in, slices to the verify thread, READY or FAILED out
  *   dense_load.c  the resident weights, once at start
@@ -27,6 +28,7 @@
 #include "io_daemon/holds.h"
 #include "io_daemon/loads.h"
 #include "io_daemon/size.h"
+#include "io_daemon/warmup.h"
 #include "proto/cleanup.h"
 
 #include <fcntl.h>
@@ -69,6 +71,7 @@ struct loader {
     bool stopping;
     struct size size;
     struct holds holds;
+    struct warmup warmup;
     struct learning *learning; /* NULL: nothing is remembered */
 };
 
@@ -307,8 +310,11 @@ static int open_pool(struct loader *loader, struct error *ret_error)
     size->doorbell_fd = loader->doorbell_fd;
     size->log = loader->log;
     int status = size_open(size, ret_error);
-    return status == 0 ? holds_open(loader->control, &loader->placement, &loader->requests, &loader->holds, ret_error)
-                       : status;
+    if (status == 0)
+        status = holds_open(loader->control, &loader->placement, &loader->requests, &loader->holds, ret_error);
+    if (status == 0)
+        status = warmup_open(&loader->placement, &loader->requests, size_wanted(size), &loader->warmup, ret_error);
+    return status;
 }
 
 static int open_all(struct loader *loader, const struct loader_options *options, struct error *ret_error)
@@ -567,6 +573,7 @@ int loader_run(struct loader *loader, struct error *ret_error)
         bool may_load = check_lock(loader);
         bool shrinking = size_keep(&loader->size);
         holds_keep(&loader->holds, loader->size.limit);
+        warmup_keep(&loader->warmup, size_wanted(&loader->size));
         collect_requests(loader);
         collect_verdicts(loader);
         bool starved = may_load && serve_queues(loader);
@@ -608,6 +615,7 @@ void loader_close(struct loader *loader)
         return;
     size_close(&loader->size);
     holds_close(&loader->holds);
+    warmup_close(&loader->warmup);
     learning_close(loader->learning);
     if (loader->reader.method && !wait_for_reads(loader))
         return;

@@ -255,8 +255,7 @@ static void finish_load(struct loads *loads, struct load *load)
         for (uint32_t c = 0; c < MAX_COPIES; c++)
             *slice_bits(loads, loads->verified, c, expert) = 0;
     }
-    int code = load->code == ENODATA ? EIO : load->code; /* what the slot tells: EIO or EBADMSG */
-    if (placement_finish(loads->placement, expert, load->ref, code, load->slice) < 0) {
+    if (placement_finish(loads->placement, expert, load->ref, load->code, load->slice) < 0) {
         char line[128];
         snprintf(line, sizeof(line), "slot %u: its state was changed by another process: not used any more",
                  load->ref.index);

@@ -476,3 +476,16 @@ void placement_forget_failed(struct placement *placement, uint32_t expert)
     else
         vacate(placement, slot);
 }
+
+static int warmest_first(const void *left, const void *right)
+{
+    const struct warmth *a = left, *b = right;
+    if (a->heat != b->heat)
+        return a->heat > b->heat ? -1 : 1;
+    return a->expert < b->expert ? -1 : a->expert > b->expert;
+}
+
+void sort_warmest(struct warmth *experts, uint32_t count)
+{
+    qsort(experts, count, sizeof(*experts), warmest_first);
+}

@@ -38,6 +38,11 @@ struct seat {
 
 TAILQ_HEAD(seat_list, seat);
 
+struct warmth {
+    float heat; /* the policy's word */
+    uint32_t expert;
+};
+
 struct placement {
     struct pool *pool;
     struct requests *requests;
@@ -105,3 +110,6 @@ void placement_abandon(struct placement *placement, uint32_t expert, struct slot
  * more. */
 enum expert_place placement_find(const struct placement *placement, uint32_t expert);
 void placement_forget_failed(struct placement *placement, uint32_t expert);
+
+/* The warmest first; of those that are alike the lower number. Any thread. */
+void sort_warmest(struct warmth *experts, uint32_t count);

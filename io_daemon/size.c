@@ -15,8 +15,7 @@ __attribute__((format(printf, 2, 3))) static void log_line(const struct size *si
     size->log(line);
 }
 
-/* The supervisor's word, read once and kept within bounds. */
-static uint32_t wanted_slots(const struct size *size)
+uint32_t size_wanted(const struct size *size)
 {
     uint32_t target = atomic_load(&size->control->pool_target);
     target = target < size->pool->slot_count ? target : size->pool->slot_count;
@@ -32,7 +31,7 @@ static void ring_doorbell(const struct size *size)
 static int grow_once(struct size *size, bool background, struct error *ret_error)
 {
     uint32_t end;
-    size->goal = wanted_slots(size);
+    size->goal = size_wanted(size);
     int status =
         pool_grow(size->pool, atomic_load(&size->ready), size->goal, size->hugepages, background, &end, ret_error);
     if (status == 0)
@@ -47,7 +46,7 @@ static void *work(void *argument)
     if (size->punch)
         size->status = pool_punch(size->pool, size->first, size->end, &size->error);
     while (!size->punch && size->status == 0 && !atomic_load(&size->stop) &&
-           atomic_load(&size->ready) < wanted_slots(size)) {
+           atomic_load(&size->ready) < size_wanted(size)) {
         size->status = grow_once(size, true, &size->error);
         ring_doorbell(size);
     }
@@ -66,7 +65,7 @@ static void start_work(struct size *size, bool punch)
     if (code) { /* later, when somebody wants another size */
         log_line(size, "the pool stays at %u slots: a thread cannot be started: %s", atomic_load(&size->ready),
                  strerror(code));
-        size->refused = wanted_slots(size);
+        size->refused = size_wanted(size);
     }
 }
 
@@ -127,7 +126,7 @@ bool size_keep(struct size *size)
 {
     if (size->working && atomic_load(&size->done))
         end_work(size);
-    uint32_t target = wanted_slots(size), ready = atomic_load(&size->ready);
+    uint32_t target = size_wanted(size), ready = atomic_load(&size->ready);
     if (size->refused && size->refused != target) {
         size->refused = 0;
         atomic_store(&size->control->iod.pool_refused, 0);
@@ -159,5 +158,5 @@ void size_close(struct size *size)
 
 bool size_is_growing(const struct size *size)
 {
-    return size->refused == 0 && atomic_load(&size->ready) < wanted_slots(size);
+    return size->refused == 0 && atomic_load(&size->ready) < size_wanted(size);
 }

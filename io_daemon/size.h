@@ -47,6 +47,9 @@ int size_open(struct size *size, struct error *ret_error);
  * soon. */
 bool size_keep(struct size *size);
 
+/* The slots that the supervisor wants, read once and kept within bounds. */
+uint32_t size_wanted(const struct size *size);
+
 /* More slots are on their way. */
 bool size_is_growing(const struct size *size);
 

@@ -127,8 +127,8 @@ static int no_file(const char *path, int code, struct error *ret_error)
         return error_set(ret_error, code, "%s: %s%s", path, strerror(code), error_remedy(code));
     target[length] = '\0';
     return error_set(ret_error, code,
-                     "%.300s: a link to %.300s: %s; mount its drive, or mend the link, or remove it and run "
-                     "`calypte convert SRC DST` again (only this file is made anew)",
+                     "%.300s: a link to %.300s: %s; mount its drive, or mend the link, or remove the link and run its "
+                     "`calypte convert` again (same flags; only this file is made anew)",
                      path, target, strerror(code));
 }
 

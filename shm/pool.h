@@ -22,7 +22,8 @@ struct slot {
     /* W: worker 0, its tick at the last pin, and iod while LOADING (relaxed); R: iod, the policy's recency */
     _Atomic uint64_t used;
     _Atomic uint32_t expert; /* W: iod while EMPTY -> LOADING; R: all */
-    /* W: iod before LOADING -> FAILED: errno (EIO, EBADMSG for a checksum); R: all after FAILED (acquire) */
+    /* W: iod before LOADING -> FAILED: errno (EIO, ENODATA where the file ends before it, EBADMSG for a checksum); R: all after FAILED
+     * (acquire) */
     _Atomic uint32_t error;
     _Atomic uint32_t slice; /* W: iod, with error: the slice that failed */
     _Atomic float heat;     /* W: iod, the policy's word on how warm the expert is (relaxed); R: tools */

@@ -25,7 +25,7 @@ int client_open(const struct instance *instance, const char *file, int interrupt
         if (interrupt_wait(interrupt_fd, -1, DIAL_MS) == WAIT_INTERRUPTED)
             return error_set(ret_error, EINTR, "interrupted");
         if (!instance_alive(instance))
-            return error_set(ret_error, ENOENT, "instance %s has ended", instance->name);
+            return instance_missing(instance, ret_error);
         status = channel_dial(CHANNEL_REQ, path, interrupt_fd, &ret_client->channel, ret_error);
     }
     return status;

@@ -325,13 +325,25 @@ const float *scheduler_logits(struct scheduler *scheduler, uint32_t row, bool dr
 
 static void describe_failure(const struct facts *facts, const struct step_done *done, struct error *ret_error)
 {
+    const char *reason = strerror((int)done->code), *remedy = "";
+    switch (done->code) {
+    case EBADMSG:
+        reason = "its checksum differs, the bytes on disk are damaged";
+        remedy = ": " CONTAINER_REPLACE;
+        break;
+    case ENODATA:
+        reason = "the file is truncated";
+        remedy = ": " CONTAINER_MEND;
+        break;
+    case EIO: remedy = ": check the drive (dmesg), then " CONTAINER_REPLACE; break;
+    default: break;
+    }
     if (done->status == -EIO && done->code != 0)
         error_set(ret_error, EIO,
-                  "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ", in " CONTAINER_EXPERTS_NAME ": %s",
-                  done->expert, done->layer, done->slice, stripe_of_slice(done->slice, facts->stripes), done->layer,
-                  done->code == EBADMSG ? "its checksum is wrong; the file is damaged: copy it again, or "
-                                          "`calypte convert` the model anew"
-                                        : strerror((int)done->code));
+                  "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ", in %.511s/" CONTAINER_EXPERTS_NAME
+                  ": %s%s",
+                  done->expert, done->layer, done->slice, facts->container,
+                  stripe_of_slice(done->slice, facts->stripes), done->layer, reason, remedy);
     else
         error_set(ret_error, EIO, "a worker could not run the step: %s; its log says more", strerror(-done->status));
 }

@@ -131,7 +131,7 @@ uint64_t drives_due(struct simulation *sim, uint32_t drive, size_t bytes)
     return *lane;
 }
 
-/* Bit e: that copy cannot give expert e whole, because reads fail (EIO) or bytes are wrong (EBADMSG). */
+/* Bit e: that copy cannot give expert e whole, because reads fail or come short (EIO) or bytes are wrong (EBADMSG). */
 static uint32_t bad_experts(const struct simulation *sim, uint32_t copy, uint32_t code)
 {
     uint32_t bad = 0, dead = 0;

@@ -186,7 +186,7 @@ static bool is_bad(const struct simulation *sim, uint32_t copy, uint32_t id, uin
 {
     if (sim->dropped >> copy & 1)
         return true;
-    if (code == EIO)
+    if (code == EIO || code == ENODATA)
         return sim->bad_reads[copy] >> id & 1;
     return code == EBADMSG && sim->bad_bytes[copy] >> id & 1 && slice == sim->plan.hurt_slice[copy][id];
 }

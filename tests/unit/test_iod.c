@@ -361,7 +361,7 @@ static void test_truncated(void **state)
         assert_int_equal(pread(fd, rest, (size_t)stat_before.st_size - cut, (off_t)cut),
                          stat_before.st_size - (off_t)cut);
         assert_int_equal(ftruncate(fd, (off_t)cut), 0);
-        expect_failure(&world, EXPERTS + 8, EIO, 2, "truncated");
+        expect_failure(&world, EXPERTS + 8, ENODATA, 2, "truncated");
         struct slot_ref ref;
         get_right(&world, 0, EXPERTS + 7, world.tick, &ref);
         iod_thread_stop(&iod);

@@ -316,6 +316,33 @@ static void test_held_beyond_half(void **state)
     free(iod_thread_log());
 }
 
+/* A pool that grows is filled with what was used most, though nobody asks; what was never used is left where it is. */
+static void test_filled_when_grown(void **state)
+{
+    (void)state;
+    static const uint32_t used[] = {1, 3, 8, 9, 17, 21, 24, 30}, hot[] = {3, 24, 21};
+    struct world world;
+    struct iod_thread iod;
+    struct slot_ref ref;
+    uint64_t end = harness_now_ms() + PATIENCE;
+    world_open(&world, scratch, container_path, &(struct world_options){ALL, 1, 1, IO_AUTO});
+    resize(&world, TOP_K);
+    start(&iod, &world);
+    await_slots(&world, TOP_K);
+    heat_up(&world, used, 8, 2);
+    heat_up(&world, hot, 3, 10);
+    resize(&world, 2 * TOP_K + 3); /* all but top_k may be guesses while they are read */
+    while (atomic_load(&world.control->iod.loads) < 8 && harness_now_ms() < end)
+        pause_briefly();
+    await_slots(&world, 2 * TOP_K + 3);
+    for (uint32_t i = 0; i < 8; i++)
+        assert_int_equal(pool_lookup(&world.pool, used[i], &ref), 0);
+    assert_int_equal(atomic_load(&world.control->iod.loads), 8);
+    assert_int_equal(iod_thread_stop(&iod), 0);
+    world_close(&world);
+    free(iod_thread_log());
+}
+
 static bool need_own_shm(void)
 {
     if (!own_shm)
@@ -405,7 +432,7 @@ int main(void)
         cmocka_unit_test(test_shrink_below_pinned),    cmocka_unit_test(test_resize_under_load),
         cmocka_unit_test(test_killed_while_shrinking), cmocka_unit_test(test_full_shm),
         cmocka_unit_test(test_full_while_populating),  cmocka_unit_test(test_held),
-        cmocka_unit_test(test_held_beyond_half),
+        cmocka_unit_test(test_held_beyond_half),       cmocka_unit_test(test_filled_when_grown),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     harness_end(scratch);
