@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 
 #define FILL_BYTES (UINT64_C(4) << 20)
@@ -203,12 +204,14 @@ static int open_scratch(struct drive_bench *drive, const struct drive_bench_opti
     return status;
 }
 
+/* Also with a manifest that is a dangling link: a folder in which something is wrong is none to write into. */
 static bool is_container(const char *path)
 {
+    struct stat facts;
     _cleanup_free_ char *manifest = NULL;
     if (asprintf(&manifest, "%s/%s", path, CONTAINER_MANIFEST) < 0)
         manifest = NULL;
-    return manifest && access(manifest, F_OK) == 0;
+    return manifest && lstat(manifest, &facts) == 0;
 }
 
 /* Which method the machine allows. */

@@ -26,15 +26,16 @@ static const struct command_line line = {
     .flags = flags,
 };
 
-/* Waits until the process has ended and nobody holds the instance's lock. */
+/* Waits until the process has ended. */
 static int await_end(const struct instance *instance, pid_t pid, struct error *ret_error)
 {
     _cleanup_close_ int fd = (int)syscall(SYS_pidfd_open, pid, 0);
     struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+    int ended = fd < 0 && errno == ESRCH;
     if (fd >= 0)
-        while (poll(&poll_fd, 1, END_MS) < 0 && errno == EINTR)
+        while ((ended = poll(&poll_fd, 1, END_MS)) < 0 && errno == EINTR)
             ;
-    if (!instance_alive(instance))
+    if (ended > 0 || !instance_alive(instance)) /* the lock may be another's by then, started meanwhile */
         return 0;
     return error_set(ret_error, ETIMEDOUT, "instance %s does not end: kill -9 %d, then `calypte down -n %s` again",
                      instance->name, pid, instance->name);

@@ -340,10 +340,10 @@ static void describe_failure(const struct facts *facts, const struct step_done *
     }
     if (done->status == -EIO && done->code != 0)
         error_set(ret_error, EIO,
-                  "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ", in %.511s/" CONTAINER_EXPERTS_NAME
-                  ": %s%s",
-                  done->expert, done->layer, done->slice, facts->container,
-                  stripe_of_slice(done->slice, facts->stripes), done->layer, reason, remedy);
+                  "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ", in " CONTAINER_EXPERTS_NAME
+                  " of %.300s%s%.300s: %s%s",
+                  done->expert, done->layer, done->slice, stripe_of_slice(done->slice, facts->stripes), done->layer,
+                  facts->container, facts->mirror[0] ? " and " : "", facts->mirror, reason, remedy);
     else
         error_set(ret_error, EIO, "a worker could not run the step: %s; its log says more", strerror(-done->status));
 }

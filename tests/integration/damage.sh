@@ -66,7 +66,7 @@ while [ $offset -lt $((size - 65536)) ]; do
     offset=$((offset + 65536))
 done
 calypte up "$SCRATCH/model" -n "$NAME" >/dev/null
-expect_line 1 "model_error: expert [0-9]+ of layer [0-9]+.* $experts: .*checksum.*convert" calypte run -n "$NAME" "$QUESTION"
+expect_line 1 "model_error: expert [0-9]+ of layer [0-9]+.* in $experts of $SCRATCH/model: .*checksum.*convert.*same flags" calypte run -n "$NAME" "$QUESTION"
 expect_line 1 'model_error: expert [0-9]+ of layer [0-9]+.*checksum' calypte run -n "$NAME" "$QUESTION"
 calypte status -n "$NAME" --json >"$SCRATCH/status"
 [ "$(json "$SCRATCH/status" '[.processes[].restarts] | add')" = 0 ] || fail "something died: $(cat "$SCRATCH/status")"
@@ -78,5 +78,24 @@ cp "$CALYPTE_MODEL/$experts" "$SCRATCH/mended"
 dd if="$SCRATCH/mended" of="$SCRATCH/model/$experts" conv=notrunc bs=1M 2>/dev/null
 got=$(calypte run -n "$NAME" "$QUESTION")
 [ "$got" = "$answer" ] || fail "answered: $got"
+calypte down -n "$NAME"
+expect_nothing_left "$NAME"
+
+note "cut while it runs: truncated, says the answer, and names the remedy"
+fresh
+calypte up "$SCRATCH/model" -n "$NAME" --pool 256K --set learning=off >/dev/null
+for file in "$SCRATCH/model"/experts-*; do truncate -s $((blobs + 8192)) "$file"; done
+expect_line 1 "model_error: expert [0-9]+ of layer [0-9]+.*: the file is truncated: .*convert" calypte run -n "$NAME" "$QUESTION"
+calypte down -n "$NAME"
+
+note "damaged after it was verified: scales that are no numbers are an error, not an answer"
+fresh
+calypte up "$SCRATCH/model" -n "$NAME" --pool 256K --set learning=off --set verify=off >/dev/null
+got=$(calypte run -n "$NAME" "$QUESTION")
+[ "$got" = "$answer" ] || fail "answered: $got"
+for file in "$SCRATCH/model"/experts-*; do # every byte is 127: as f16 that is none
+    head -c $(($(stat -c %s "$file") - blobs)) /dev/zero | tr '\0' '\177' | dd of="$file" bs=4096 seek=$((blobs / 4096)) conv=notrunc 2>/dev/null
+done
+expect_line 1 "model_error: the logits .* are not numbers" calypte run -n "$NAME" "$QUESTION"
 calypte down -n "$NAME"
 expect_nothing_left "$NAME"

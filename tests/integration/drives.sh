@@ -92,7 +92,7 @@ done
 
 note "the mirror is cut short as well: the request gets an error, the instance lives on"
 for file in "$SCRATCH"/plain/experts-*; do truncate -s 8192 "$file"; done
-expect_line 1 "model_error: expert [0-9]+ of layer [0-9]+.*: Input/output error" calypte run -n "$NAME" "What is a bee?"
+expect_line 1 "model_error: expert [0-9]+ of layer [0-9]+.* of $OTHER/plain and $SCRATCH/plain: the file is truncated" calypte run -n "$NAME" "What is a bee?"
 [ "$(calypte status -n "$NAME" --json | jq -r .state)" = serving ] || fail "it does not serve"
 calypte down -n "$NAME"
 rm -r "$SCRATCH/plain" "$OTHER/plain"

@@ -43,6 +43,9 @@ grep -q 'page cache' "$SCRATCH/stderr" || fail "does not warn: $(cat "$SCRATCH/s
 note "what is refused"
 expect_line 1 'does not fit, .* GB are free; choose fewer with --size' calypte iobench "$SCRATCH/drive" --size 900T
 expect_line 1 '/no/such.*No such file' calypte iobench /no/such
+ln -s /no/such "$SCRATCH/drive/calypte.json"
+expect_line 1 'holds no calypte.json' calypte iobench "$SCRATCH/drive"
+rm "$SCRATCH/drive/calypte.json"
 expect_line 2 'block cannot be "1"' calypte iobench "$SCRATCH/drive" --block 1
 expect_line 2 'depth cannot be "deep"' calypte iobench "$SCRATCH/drive" --depth deep
 expect_line 2 'memory cannot be "large": it is huge, small or pool' calypte iobench "$SCRATCH/drive" --memory large

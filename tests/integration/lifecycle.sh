@@ -169,6 +169,14 @@ refusals() {
     expect_line 1 "instance $NAME runs with the folder $CALYPTE_RUNTIME_DIR" \
         env CALYPTE_RUNTIME_DIR="$SCRATCH/other" calypte up "$CALYPTE_MODEL" -n "$NAME"
     ask -n "$NAME"
+    note "its folder was removed beneath it: its processes are not taken for orphans"
+    supervisor=$(cat "$CALYPTE_RUNTIME_DIR/$NAME/supervisor.pid")
+    rm -r "${CALYPTE_RUNTIME_DIR:?}/$NAME"
+    expect_line 1 "instance $NAME still runs, though its folder .* was removed: .*kill $supervisor" calypte up "$CALYPTE_MODEL" -n "$NAME"
+    kill "$supervisor"
+    wait_gone 20 "$supervisor"
+    up
+    ask -n "$NAME"
     calypte down -n "$NAME"
     nothing_left
     expect_line 1 "no instance $NAME is running" calypte down -n "$NAME"
@@ -250,6 +258,9 @@ supervisor() {
         wait $client || got=$?
         [ $got = 1 ] && [ "$(grep -c . "$SCRATCH/err")" = 1 ] || fail "the client: $got, $(cat "$SCRATCH/err")"
         wait_gone 5 $all
+        ended="instance $NAME has ended without .calypte down.: $folder/supervisor.log .*calypte down -n $NAME"
+        expect_line 1 "$ended" calypte status -n "$NAME"
+        expect_line 1 "$ended" calypte run -n "$NAME" Hello
         case $round in
             1) note "the next up cleans"; up; ask -n "$NAME"; calypte down -n "$NAME" ;;
             2) note "or down"; calypte down -n "$NAME" ;;
