@@ -232,14 +232,13 @@ static int name_running(const struct instance *instance, void *context)
 
 int instance_missing(const struct instance *instance, struct error *ret_error)
 {
-    char lock[108];
-    instance_path(instance, LOCK_FILE, lock);
-    if (!access(lock, F_OK))
-        return error_set(
-            ret_error, ENOENT,
-            "instance %s has ended without `calypte down`: %s/supervisor.log says why; `calypte down -n %s` "
-            "gives back what it left, `calypte up` starts it anew",
-            instance->name, instance->folder, instance->name);
+    char log[108];
+    instance_path(instance, "supervisor.log", log);
+    if (!access(log, F_OK) && !instance_alive(instance))
+        return error_set(ret_error, ENOENT,
+                         "instance %s has ended without `calypte down`: %s says why; `calypte down -n %s` "
+                         "gives back what it left, `calypte up` starts it anew",
+                         instance->name, log, instance->name);
     struct names names = {.length = 0};
     struct error ignored;
     instance_each(name_running, &names, &ignored); /* a folder that cannot be read has none that could be reached */

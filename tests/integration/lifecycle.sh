@@ -258,7 +258,7 @@ supervisor() {
         wait $client || got=$?
         [ $got = 1 ] && [ "$(grep -c . "$SCRATCH/err")" = 1 ] || fail "the client: $got, $(cat "$SCRATCH/err")"
         wait_gone 5 $all
-        ended="instance $NAME has ended without .calypte down.: $folder/supervisor.log .*calypte down -n $NAME"
+        ended="instance $NAME has ended without .calypte down.: $folder/supervisor.log says why.*calypte down -n $NAME"
         expect_line 1 "$ended" calypte status -n "$NAME"
         expect_line 1 "$ended" calypte run -n "$NAME" Hello
         case $round in
@@ -296,6 +296,11 @@ stubborn() {
     kill -STOP "$supervisor"
     expect_line 1 "kill -9 $supervisor" calypte down -n "$NAME"
     kill -CONT "$supervisor"
+    calypte status -n "$NAME" --json >"$SCRATCH/status"
+    iod=$(json "$SCRATCH/status" '.processes[] | select(.name == "calypte-iod") | .pid')
+    kill -STOP "$iod"
+    [ "$(calypte status -n "$NAME" --json | jq -r '.processes[] | select(.state == "stopped") | .name')" = calypte-iod ] || fail "iod is not seen to be stopped"
+    kill -CONT "$iod"
     calypte down -n "$NAME"
     nothing_left
 
