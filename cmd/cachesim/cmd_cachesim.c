@@ -148,8 +148,8 @@ static int simulate(const struct workload *workload, struct result *results, siz
 static void print_table(const struct workload *workload, const struct result *results, size_t count)
 {
     uint64_t uses = workload->use_count, expert_bytes = workload->header.expert_bytes;
-    printf("%" PRIu64 " step%s, %u layer%s", workload->steps, plural(workload->steps), workload->layers_used,
-           plural(workload->layers_used));
+    printf("%" PRIu64 " step%s, %u of %u layer%s", workload->steps, plural(workload->steps), workload->layers_used,
+           workload->header.layers, plural(workload->header.layers));
     if (workload->header.numbered)
         printf(" (%u to %u in the model)", workload->header.layer_numbers[0],
                workload->header.layer_numbers[workload->header.layers - 1]);
