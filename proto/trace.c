@@ -237,7 +237,7 @@ static int read_line(struct trace_reader *reader, size_t *ret_length, struct err
     if (letter == EOF && length)
         return error_set(ret_error, EBADMSG,
                          reader->line == 1 ? "%s: not a trace of `calypte trace`"
-                                           : "%s: line %" PRIu64 " is cut off; remove it and try again",
+                                           : "%s: line %" PRIu64 " is cut off; remove that line and try again",
                          reader->path, reader->line);
     *ret_length = length;
     return letter != EOF;

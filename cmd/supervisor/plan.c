@@ -144,12 +144,12 @@ static int check_room(const struct plan *plan, uint64_t pool_bytes, const struct
                       struct error *ret_error)
 {
     uint64_t needed = plan_fixed_bytes(plan) + pool_bytes;
-    if (needed > machine->shm_free)
-        return refuse(plan, pool_bytes, machine->shm_free, ENOSPC, "/dev/shm",
-                      "enlarge it (mount -o remount,size=SIZE /dev/shm)", ret_error);
     if (needed > machine->memory_available)
         return refuse(plan, pool_bytes, machine->memory_available, ENOMEM, "memory",
                       "end other programs, or raise the memory limit of this control group", ret_error);
+    if (needed > machine->shm_free)
+        return refuse(plan, pool_bytes, machine->shm_free, ENOSPC, "/dev/shm",
+                      "enlarge it (mount -o remount,size=SIZE /dev/shm)", ret_error);
     return 0;
 }
 

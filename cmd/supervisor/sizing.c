@@ -97,16 +97,16 @@ static int check_room(const struct sizing *sizing, const struct sizing_view *vie
     uint64_t available = room_available(&view->room);
     if (bytes <= pool)
         return 0;
-    if (bytes - pool > view->room.shm_free)
-        return error_set(ret_error, ENOSPC,
-                         "a pool of %s needs %s more and /dev/shm has %s free: choose a smaller --size, or enlarge it "
-                         "(mount -o remount,size=SIZE /dev/shm)",
-                         bytes_text(bytes).text, bytes_text(bytes - pool).text, bytes_text(view->room.shm_free).text);
     if (bytes - pool > available)
         return error_set(ret_error, ENOMEM,
                          "a pool of %s needs %s more and memory has %s free: choose a smaller --size, or raise the "
                          "memory limit of this control group",
                          bytes_text(bytes).text, bytes_text(bytes - pool).text, bytes_text(available).text);
+    if (bytes - pool > view->room.shm_free)
+        return error_set(ret_error, ENOSPC,
+                         "a pool of %s needs %s more and /dev/shm has %s free: choose a smaller --size, or enlarge it "
+                         "(mount -o remount,size=SIZE /dev/shm)",
+                         bytes_text(bytes).text, bytes_text(bytes - pool).text, bytes_text(view->room.shm_free).text);
     return 0;
 }
 

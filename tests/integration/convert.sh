@@ -237,7 +237,7 @@ test_mend_stripe() {
     file=experts-1-00002.safetensors
     files "$SCRATCH/mend" >"$SCRATCH/files-before"
     mv "$SCRATCH/mend-1/$file" "$SCRATCH/away"
-    expect_line 1 "$file: a link to .*mount its drive, or mend the link, or remove it" calypte convert $stripe "$SOURCE" "$SCRATCH/mend"
+    expect_line 1 "$file: a link to .*mount its drive, or mend the link, or remove the link and run" calypte convert $stripe "$SOURCE" "$SCRATCH/mend"
     rm "$SCRATCH/mend/$file"
     mkdir "$SCRATCH/foreign-1"
     echo "of somebody else" >"$SCRATCH/foreign-1/$file"

@@ -395,7 +395,7 @@ static void test_workers_at_fault(void **state)
     fixture_check_error(fixture_ask(fixture, GENERATE), "model_error", NULL, "rows of logits");
     atomic_store(&fixture->mode, WORKER_EXPERT_FAILS);
     fixture_check_error(fixture_ask(fixture, GENERATE), "model_error", NULL,
-                        "expert 17 of layer 3, slice 2, in experts-0-00003.safetensors: ");
+                        "expert 17 of layer 3, slice 2, in experts-0-00003.safetensors of ");
     atomic_store(&fixture->mode, WORKER_GOOD);
     check_generate(fixture, fixture_ask(fixture, GENERATE));
     json_t *answer = fixture_ask(fixture, "{\"op\":\"stats\"}");
