@@ -203,18 +203,13 @@ void copies_count_wrong(const struct copies *copies, uint32_t copy)
     add_one(&copies->control->iod.copies[copy].wrong_checksums);
 }
 
-const char *copies_reason(int status)
-{
-    return status == -ENODATA ? "the file is truncated" : strerror(-status);
-}
-
 void copies_drop(struct copies *copies, uint32_t copy, size_t file, int status)
 {
     char line[1200];
     copies->live &= ~(1u << copy);
     set_state(copies, copy, COPY_DROPPED);
     snprintf(line, sizeof(line), "%s: %s: this copy is read no more, %s alone goes on: %s",
-             copies_path(copies, copy, file), copies_reason(status), copies->copy[__builtin_ctz(copies->live)].path,
+             copies_path(copies, copy, file), container_fault(-status), copies->copy[__builtin_ctz(copies->live)].path,
              status == -ENODATA ? CONTAINER_MEND : "check the drive (dmesg)");
     copies->log(line);
 }

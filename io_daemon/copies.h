@@ -58,9 +58,6 @@ void copies_drop(struct copies *copies, uint32_t copy, size_t file, int status);
 void copies_count_failure(const struct copies *copies, uint32_t copy);
 void copies_count_wrong(const struct copies *copies, uint32_t copy);
 
-/* What a failed read is called: "the file is truncated", or the system's words. */
-const char *copies_reason(int status);
-
 /* All descriptors of the copies that are read; at most MAX_COPIES * file_count. Returns how many. */
 uint32_t copies_descriptors(const struct copies *copies, int *ret_fds);
 

@@ -428,14 +428,11 @@ static int look_elsewhere(struct dense_filling *filling, struct dense_progress *
     uint32_t others = copies->live & ~progress->tried;
     copies_count_wrong(copies, progress->copy);
     if (!others)
-        return error_set(ret_error, EBADMSG,
-                         "%s: tensor %s: its checksum differs, the bytes on disk are damaged: " CONTAINER_REPLACE, path,
-                         name);
+        return error_set(ret_error, EBADMSG, "%s: tensor %s: %s: " CONTAINER_REPLACE, path, name,
+                         container_fault(EBADMSG));
     char line[1200];
-    snprintf(
-        line, sizeof(line),
-        "%s: tensor %s: its checksum differs, the bytes on disk are damaged: read from %s instead; " CONTAINER_REPLACE,
-        path, name, copies->copy[__builtin_ctz(others)].path);
+    snprintf(line, sizeof(line), "%s: tensor %s: %s: read from %s instead; " CONTAINER_REPLACE, path, name,
+             container_fault(EBADMSG), copies->copy[__builtin_ctz(others)].path);
     copies->log(line);
     read_anew(progress);
     return 0;

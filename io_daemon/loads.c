@@ -221,13 +221,9 @@ static void log_damage(const struct loads *loads, const struct load *load, uint3
     loads->log(line);
 }
 
-#define CHECKSUM_DIFFERS "its checksum differs, the bytes on disk are damaged"
-
 static void log_failure(const struct loads *loads, const struct load *load)
 {
-    const char *reason = load->code == EBADMSG ? CHECKSUM_DIFFERS : copies_reason(-load->code);
-    log_damage(loads, load, load->slice, reason,
-               load->code == EIO ? "check the drive (dmesg), then " CONTAINER_REPLACE : CONTAINER_REPLACE);
+    log_damage(loads, load, load->slice, container_fault(load->code), container_remedy(load->code));
 }
 
 static void end_load(struct loads *loads, struct load *load)
@@ -443,7 +439,7 @@ static void note_wrong(struct loads *loads, struct load *load, uint32_t slice)
     char remedy[700];
     uint8_t other = choose_copy(loads, load, others, slice, 1);
     snprintf(remedy, sizeof(remedy), "read from %s instead; " CONTAINER_REPLACE, loads->copies->copy[other].path);
-    log_damage(loads, load, slice, CHECKSUM_DIFFERS, remedy);
+    log_damage(loads, load, slice, container_fault(EBADMSG), remedy);
     load->read_again &= (uint8_t)~bit;
     load->copy[slice] = other;
     read_slice(loads, load, slice);

@@ -117,6 +117,18 @@ static int read_tensor(const struct safetensors *file, const struct tensor *tens
 
 /* A file that cannot be looked at. Of a link that leads nowhere it is the target's drive that is missing, and no copy of
  * the file. */
+const char *container_fault(int code)
+{
+    return code == EBADMSG   ? "its checksum differs, the bytes on disk are damaged"
+           : code == ENODATA ? "the file is truncated"
+                             : strerror(code);
+}
+
+const char *container_remedy(int code)
+{
+    return code == EBADMSG || code == ENODATA ? CONTAINER_REPLACE : "check the drive (dmesg), then " CONTAINER_REPLACE;
+}
+
 static int no_file(const char *path, int code, struct error *ret_error)
 {
     char target[PATH_MAX];

@@ -110,6 +110,11 @@ void container_close(struct container *container);
     "fetch this file again, or remove it and run its `calypte convert` again (same flags; only this file is made "     \
     "anew)"
 
+/* Why bytes of a container cannot be had, and what to do then; `code`: an errno, ENODATA where the file ends before them, EBADMSG where
+ * their checksum differs. Any thread. */
+const char *container_fault(int code);
+const char *container_remedy(int code);
+
 /* The manifest's checksum: XXH3 of the object without its member "checksum", as jansson dumps it. `manifest` is not
  * changed. */
 int container_checksum(const json_t *manifest, uint64_t *ret_checksum, struct error *ret_error);

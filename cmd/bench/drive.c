@@ -424,8 +424,7 @@ static int read_failed(const struct drive_bench *drive, const struct piece *piec
                                        .header.path
                                  : drive->path;
     return error_set(ret_error, -piece->status, "%s: cannot be read at byte %llu: %s: check the drive (dmesg)", path,
-                     (unsigned long long)piece->read.offset,
-                     piece->status == -ENODATA ? "the file is truncated" : strerror(-piece->status));
+                     (unsigned long long)piece->read.offset, container_fault(-piece->status));
 }
 
 /* Sends what there is room for and takes what has come. */

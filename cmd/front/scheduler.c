@@ -325,25 +325,13 @@ const float *scheduler_logits(struct scheduler *scheduler, uint32_t row, bool dr
 
 static void describe_failure(const struct facts *facts, const struct step_done *done, struct error *ret_error)
 {
-    const char *reason = strerror((int)done->code), *remedy = "";
-    switch (done->code) {
-    case EBADMSG:
-        reason = "its checksum differs, the bytes on disk are damaged";
-        remedy = ": " CONTAINER_REPLACE;
-        break;
-    case ENODATA:
-        reason = "the file is truncated";
-        remedy = ": " CONTAINER_MEND;
-        break;
-    case EIO: remedy = ": check the drive (dmesg), then " CONTAINER_REPLACE; break;
-    default: break;
-    }
     if (done->status == -EIO && done->code != 0)
         error_set(ret_error, EIO,
                   "expert %" PRIu32 " of layer %" PRIu32 ", slice %" PRIu32 ", in " CONTAINER_EXPERTS_NAME
-                  " of %.300s%s%.300s: %s%s",
+                  " of %.300s%s%.300s: %s: %s",
                   done->expert, done->layer, done->slice, stripe_of_slice(done->slice, facts->stripes), done->layer,
-                  facts->container, facts->mirror[0] ? " and " : "", facts->mirror, reason, remedy);
+                  facts->container, facts->mirror[0] ? " and " : "", facts->mirror, container_fault((int)done->code),
+                  container_remedy((int)done->code));
     else
         error_set(ret_error, EIO, "a worker could not run the step: %s; its log says more", strerror(-done->status));
 }

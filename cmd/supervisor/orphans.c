@@ -1,5 +1,6 @@
 #include "cmd/supervisor/orphans.h"
 
+#include "cmd/supervisor/process.h"
 #include "proto/cleanup.h"
 
 #include <ctype.h>
@@ -55,18 +56,6 @@ static bool is_child(const struct arguments *arguments, const char *name)
            *argument(arguments, "--rundir") && *argument(arguments, "--parent");
 }
 
-/* 0: gone. */
-static pid_t parent_of(pid_t pid)
-{
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    _cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    text[size < 0 ? 0 : size] = '\0';
-    const char *name_end = strrchr(text, ')'); /* then the state, then the parent */
-    return name_end && strlen(name_end) > 4 ? (pid_t)atoi(name_end + 4) : 0;
-}
-
 static int end_one(pid_t pid, const char *name, const char *folder, struct error *ret_error)
 {
     struct arguments arguments;
@@ -81,7 +70,7 @@ static int end_one(pid_t pid, const char *name, const char *folder, struct error
                          "that name: give this one another with -n",
                          name, argument(&arguments, "--rundir"), pid);
     pid_t parent = (pid_t)atoi(argument(&arguments, "--parent"));
-    if (parent != getpid() && parent_of(pid) == parent) /* no orphan */
+    if (parent != getpid() && process_look(pid).parent == parent) /* no orphan */
         return error_set(ret_error, EBUSY,
                          "instance %s still runs, though its folder %s was removed: end its supervisor first (kill %d)",
                          name, folder, parent);

@@ -1,4 +1,5 @@
 /* What the control socket answers. */
+#include "cmd/supervisor/process.h"
 #include "cmd/supervisor/supervise.h"
 
 #include "proto/cleanup.h"
@@ -8,39 +9,13 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 
-struct usage {
-    double cpu;   /* seconds, user and system */
-    uint64_t rss; /* bytes */
-    bool stopped; /* by a signal or a debugger: nothing goes on before it is let go on */
-};
-
-/* Fields 3, 14, 15 and 24 of /proc/PID/stat, counted behind the program's name, which may hold anything. */
-static struct usage read_usage(pid_t pid)
-{
-    char path[64], line[1024];
-    uint64_t user, system, pages;
-    char letter;
-    struct usage usage = {0};
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    _cleanup_fclose_ FILE *stream = pid > 0 ? fopen(path, "re") : NULL;
-    const char *fields = stream && fgets(line, sizeof line, stream) ? strrchr(line, ')') : NULL;
-    if (fields && sscanf(fields,
-                         ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %" SCNu64 " %" SCNu64
-                         " %*d %*d %*d %*d %*d %*d %*u %*u %" SCNu64,
-                         &letter, &user, &system, &pages) == 4) {
-        usage.stopped = letter == 'T' || letter == 't';
-        usage.cpu = (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
-        usage.rss = pages * (uint64_t)sysconf(_SC_PAGESIZE);
-    }
-    return usage;
-}
-
 static json_t *process_json(const char *name, const char *state, pid_t pid, uint32_t restarts)
 {
-    struct usage usage = read_usage(pid);
-    return json_pack("{s:s, s:s, s:i, s:n, s:[], s:f, s:I, s:i}", "name", name, "state",
-                     usage.stopped ? "stopped" : state, "pid", pid, "node", "cores", "cpu", usage.cpu, "rss",
-                     (json_int_t)usage.rss, "restarts", (int)restarts);
+    struct process process = process_look(pid);
+    bool stopped = process.state == 'T' || process.state == 't'; /* nothing goes on before it is let go on */
+    return json_pack("{s:s, s:s, s:i, s:n, s:[], s:f, s:I, s:i}", "name", name, "state", stopped ? "stopped" : state,
+                     "pid", pid, "node", "cores", "cpu", process.cpu, "rss", (json_int_t)process.rss, "restarts",
+                     (int)restarts);
 }
 
 static json_t *processes_json(const struct supervisor *supervisor)

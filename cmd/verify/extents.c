@@ -98,24 +98,15 @@ void extents_free(struct extents *extents)
     *extents = (struct extents){0};
 }
 
-static const char *reason_text(int code)
-{
-    return code == EBADMSG   ? "its checksum differs, the bytes on disk are damaged"
-           : code == ENODATA ? "the file is truncated"
-                             : strerror(code);
-}
-
 void extents_describe(const struct extent_file *file, const struct part *part, int code, char *ret_text, size_t size)
 {
-    const char *remedy =
-        code == EBADMSG || code == ENODATA ? CONTAINER_REPLACE : "check the drive (dmesg), then " CONTAINER_REPLACE;
     if (file->experts)
         snprintf(ret_text, size, "%s: expert %u of layer %u, slice %u: %s: %s", file->header->path,
-                 part->index / EXPERT_SLICES, file->experts->layer, part->index % EXPERT_SLICES, reason_text(code),
-                 remedy);
+                 part->index / EXPERT_SLICES, file->experts->layer, part->index % EXPERT_SLICES, container_fault(code),
+                 container_remedy(code));
     else
         snprintf(ret_text, size, "%s: tensor %s: %s: %s", file->header->path, file->header->tensors[part->index].name,
-                 reason_text(code), remedy);
+                 container_fault(code), container_remedy(code));
 }
 
 json_t *extents_describe_json(const struct extent_file *file, const struct part *part, int code)
@@ -123,7 +114,7 @@ json_t *extents_describe_json(const struct extent_file *file, const struct part 
     if (file->experts)
         return json_pack("{s:s, s:i, s:i, s:i, s:s}", "file", file->header->path, "layer", (int)file->experts->layer,
                          "expert", (int)(part->index / EXPERT_SLICES), "slice", (int)(part->index % EXPERT_SLICES),
-                         "reason", reason_text(code));
+                         "reason", container_fault(code));
     return json_pack("{s:s, s:s, s:s}", "file", file->header->path, "tensor", file->header->tensors[part->index].name,
-                     "reason", reason_text(code));
+                     "reason", container_fault(code));
 }
