@@ -1,6 +1,6 @@
 /* The siblings: child.c (one process: states, start), status.c (the control socket's answers), pool_size.c (the
  * pool's size while it runs), plan.c (facts and sizes), instance.c (folder and lock), orphans.c (what a dead
- * supervisor left). */
+ * supervisor left), process.c (a process as /proc has it). */
 #include "cmd/supervisor/supervise.h"
 
 #include "proto/cleanup.h"

@@ -88,7 +88,7 @@ for file in "$SCRATCH/model"/experts-*; do truncate -s $((blobs + 8192)) "$file"
 expect_line 1 "model_error: expert [0-9]+ of layer [0-9]+.*: the file is truncated: .*convert" calypte run -n "$NAME" "$QUESTION"
 calypte down -n "$NAME"
 
-note "damaged after it was verified: scales that are no numbers are an error, not an answer"
+note "damage that is not verified: scales that are no numbers are an error, not an answer"
 fresh
 calypte up "$SCRATCH/model" -n "$NAME" --pool 256K --set learning=off --set verify=off >/dev/null
 got=$(calypte run -n "$NAME" "$QUESTION")
